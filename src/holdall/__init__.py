@@ -1,0 +1,1 @@
+"""Holdall trains and serves recommendation models whose embedding tables do not fit."""

@@ -1,0 +1,75 @@
+"""A mini-batch: dense values, the ids of every feature, and labels.
+
+Shapes: B samples, F features, N dense columns, L lookups in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ids:
+    """Ids of F features for B samples, feature-major.
+
+    One id a feature and sample: `values` is [F, B] and `offsets` None. Otherwise `values` is [L] and bag (f, b) is
+    `values[offsets[f * B + b] : offsets[f * B + b + 1]]`, with `offsets` of length F * B + 1. Host tensors are int32 where
+    the ids fit; arithmetic on them is int64.
+    """
+
+    values: Tensor
+    offsets: Tensor | None
+    num_features: int
+    weights: Tensor | None = None
+    """One weight a lookup, in the order (and shape) of `values`."""
+
+    @property
+    def batch_size(self) -> int:
+        if self.offsets is None:
+            return self.values.shape[1]
+        return (self.offsets.numel() - 1) // self.num_features
+
+    def bag(self, feature: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`(values, offsets, weights)` of one feature; offsets hold B + 1 entries and start at 0, or are None."""
+        if self.offsets is None:
+            return self.values[feature], None, None if self.weights is None else self.weights[feature]
+        size = self.batch_size
+        bounds = self.offsets[feature * size : (feature + 1) * size + 1]
+        start, end = int(bounds[0]), int(bounds[-1])
+        weights = None if self.weights is None else self.weights[start:end]
+        return self.values[start:end], bounds - bounds[0], weights
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Ids:
+        def move(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            values=self.values.to(device, non_blocking=non_blocking),
+            offsets=move(self.offsets),
+            weights=move(self.weights),
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one training step reads."""
+
+    dense: Tensor
+    """[B, N] float32."""
+    ids: Ids
+    label: Tensor
+    """[B] float32, 0 or 1."""
+
+    def __len__(self) -> int:
+        return self.label.shape[0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        return Batch(
+            dense=self.dense.to(device, non_blocking=non_blocking),
+            ids=self.ids.to(device, non_blocking=non_blocking),
+            label=self.label.to(device, non_blocking=non_blocking),
+        )

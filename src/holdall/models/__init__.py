@@ -1,0 +1,1 @@
+"""Models: a config dataclass and an nn.Module each."""

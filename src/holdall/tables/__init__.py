@@ -1,0 +1,1 @@
+"""Every way to store one embedding table, one file per method."""
