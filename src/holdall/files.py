@@ -1,4 +1,4 @@
-"""Files that are either complete or absent: atomic writes, hashes, and JSON documents that carry a format and a version."""
+"""Files that are either complete or absent: atomic writes, hashes, JSON documents with a format and a version."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         raise
 
 
-def read_json(
-    path: Path, *, format: str, version: int, error: type[HoldallError] = DataError
-) -> dict[str, Any]:
+def read_json(path: Path, *, format: str, version: int, error: type[HoldallError] = DataError) -> dict[str, Any]:
     """Read a JSON document and check that it is the `format` and `version` expected."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
