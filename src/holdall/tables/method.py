@@ -1,0 +1,106 @@
+"""What a way of storing a table is: a small frozen dataclass that builds tables, counts their bytes and goes to JSON.
+
+The one place that knows every method by name is `holdall.tables.METHODS`, a plain dict: nothing is imported by name and
+nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from holdall.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdall.tables.table import Table
+
+Mode = Literal["sum", "mean", "max"]
+
+
+def dense_std(num_rows: int) -> float:
+    """Standard deviation of freshly initialised rows: that of DLRM's uniform(-1/sqrt(n), 1/sqrt(n)).
+
+    Every method starts with rows of mean 0, this deviation and a Gaussian shape, whatever its factors look like.
+    """
+    return (1.0 / (3.0 * num_rows)) ** 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table is looked up and initialised, the same for every method; the meaning is that of `nn.EmbeddingBag`."""
+
+    mode: Mode = "sum"
+    padding_idx: int | None = None
+    """Id that contributes nothing to its bag and gets no gradient."""
+    include_last_offset: bool = False
+    init_std: float | None = None
+    """Standard deviation of the initial rows; `dense_std(num_rows)` when None."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str | None = None
+    generator: torch.Generator | None = None
+    """Source of the initial values; torch's global one when None."""
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A way of storing a table. Subclasses are frozen dataclasses whose fields are its settings."""
+
+    name: ClassVar[str]
+    """Its name in JSON and on the command line."""
+
+    @abstractmethod
+    def _build(self, num_rows: int, dim: int, options: TableOptions) -> Table:
+        """The table module, initialised."""
+
+    @abstractmethod
+    def num_parameters(self, num_rows: int, dim: int) -> int:
+        """Parameters a table of this shape has, counted without building it."""
+
+    def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes a table of this shape takes, index buffers included; equals `Table.num_bytes()` of the built one."""
+        return self.num_parameters(num_rows, dim) * dtype.itemsize
+
+    def build(self, num_rows: int, dim: int, **options: Any) -> Table:
+        """A freshly initialised table of `num_rows` rows of `dim` numbers; options are those of `TableOptions`."""
+        for what, value in (("num_rows", num_rows), ("dim", dim)):
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"a {self.name} table needs {what} of at least 1, not {value!r}")
+        try:
+            parsed = TableOptions(**options)
+        except TypeError as error:
+            raise ConfigError(f"unknown option for a {self.name} table: {error}") from None
+        if parsed.mode not in ("sum", "mean", "max"):
+            raise ConfigError(f"mode must be 'sum', 'mean' or 'max', not {parsed.mode!r}")
+        if parsed.padding_idx is not None and not 0 <= parsed.padding_idx < num_rows:
+            raise ConfigError(f"padding_idx {parsed.padding_idx} is not a row of a table of {num_rows} rows")
+        return self._build(num_rows, dim, parsed)
+
+    @classmethod
+    def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Method:
+        """The largest setting of this method that stores a float32 table in at most `num_bytes`."""
+        raise ConfigError(f"{cls.name} has no size to choose: it cannot be fitted to a byte budget")
+
+    def fit(self, weight: Tensor, **options: Any) -> Table:
+        """A table of this method that stands for `weight` [num_rows, dim] as closely as it can."""
+        num_rows, dim = weight.shape
+        options.setdefault("dtype", weight.dtype)
+        options.setdefault("device", weight.device)
+        table = self.build(num_rows, dim, **options)
+        return type(table).from_dense(weight, table)
+
+    def to_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"method": self.name}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            document[field.name] = value.to_json() if isinstance(value, Method) else value
+        return document
+
+
+def require(condition: bool, method: str, message: str) -> None:
+    """Raise a `ConfigError` that names the method unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{method}: {message}")

@@ -1,0 +1,169 @@
+"""The contract every table keeps, and what all methods share: bounds, pooling, and the dense rows a table stands for.
+
+A method only says how the rows of distinct ids are made (`_rows`). Bags, weights, padding, duplicates and bounds live
+here, so they mean the same for all of them: exactly what `nn.EmbeddingBag` means.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.errors import ConfigError, IdError
+from holdall.tables.method import Method, TableOptions
+
+
+class Table(nn.Module):
+    """`num_rows` rows of `dim` numbers, stored in some method's way; an `nn.EmbeddingBag` to its users."""
+
+    def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
+        super().__init__()
+        self.method = method
+        self.num_rows = num_rows
+        self.dim = dim
+        self.mode = options.mode
+        self.padding_idx = options.padding_idx
+        self.include_last_offset = options.include_last_offset
+        self.check_bounds = True
+        """Off only where a caller has checked the same ids already, as `EmbeddingBags` does."""
+
+    @abstractmethod
+    def _rows(self, ids: Tensor) -> Tensor:
+        """Rows [U, dim] of 1-D int64 ids in range. Called with distinct ids by `forward`, with any ids by `rows`."""
+
+    @classmethod
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """Set `table` to the best fit of `weight` [num_rows, dim] that its method has, and return it."""
+        raise ConfigError(f"{table.method.name} has no fit to given rows; train it from the start instead")
+
+    def row_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters that are gathered by row, whose gradients are sparse and whose updates touch only touched rows.
+
+        All others are small enough for a dense gradient.
+        """
+        return {}
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`."""
+        ids = self._checked(ids)
+        return self._rows(ids.reshape(-1)).reshape(*ids.shape, self.dim)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Pooled rows, [bags, dim], with the arguments and the meaning of `nn.EmbeddingBag.forward`.
+
+        Each distinct id is computed once, and its gradient is summed before it enters the method's chain rule.
+        """
+        input, offsets = self._bags(input, offsets, per_sample_weights)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.reshape(-1)
+        distinct, inverse = torch.unique(input.reshape(-1), return_inverse=True)
+        return self._pool(self._rows(distinct), distinct, inverse, offsets, per_sample_weights)
+
+    def materialize(self, ids: Tensor | None = None) -> Tensor:
+        """The dense rows the table stands for, all of them or those of `ids`: the oracle of its tests."""
+        if ids is None:
+            device = next(iter(self.parameters()), torch.empty(0)).device
+            ids = torch.arange(self.num_rows, device=device)
+        with torch.no_grad():
+            return self.rows(ids)
+
+    def num_bytes(self) -> int:
+        """Bytes of its parameters and of every index buffer."""
+        tensors = [*self.parameters(), *self.buffers()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_rows:,} rows, dim {self.dim}, {self.method}, {self.num_bytes():,} bytes"
+
+    # What follows makes `forward` mean what nn.EmbeddingBag's does.
+
+    def _bags(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Checked flat ids and the start of every bag (with the end of the last, when `include_last_offset`)."""
+        input = self._checked(input)
+        if weights is not None:
+            if self.mode != "sum":
+                raise ConfigError(f"per_sample_weights go with mode='sum' only, this table has mode='{self.mode}'")
+            if weights.shape != input.shape:
+                raise ConfigError(f"per_sample_weights has shape {tuple(weights.shape)}, input {tuple(input.shape)}")
+        if input.dim() == 2:
+            if offsets is not None:
+                raise ConfigError("a 2-D input holds one bag a row: offsets must be None")
+            size, length = input.shape
+            num_offsets = size + 1 if self.include_last_offset else size
+            offsets = torch.arange(num_offsets, device=input.device) * length
+        elif input.dim() == 1:
+            if offsets is None:
+                raise ConfigError("a 1-D input needs offsets: the position where each bag starts")
+            check_offsets(offsets, input.numel(), include_last=self.include_last_offset)
+            offsets = offsets.long()
+        else:
+            raise ConfigError(f"input must be 1-D (with offsets) or 2-D, not {input.dim()}-D")
+        return input.reshape(-1), offsets
+
+    def _pool(self, rows: Tensor, distinct: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """Pool rows [U, dim] of `distinct` ids over bags of positions `inverse` into them."""
+        if rows.shape[0] == 0:  # no lookups at all: every bag is empty
+            num_bags = offsets.numel() - int(self.include_last_offset)
+            return rows.new_zeros(num_bags, self.dim) + rows.sum()
+        padding = None
+        if self.padding_idx is not None:
+            found = torch.searchsorted(distinct, self.padding_idx)
+            present = found < distinct.numel() and int(distinct[found]) == self.padding_idx
+            padding = int(found) if present else None
+        return F.embedding_bag(
+            inverse,
+            rows,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=None if weights is None else weights.to(rows.dtype),
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        """`ids` as int64, after checking type and range."""
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise ConfigError(f"ids must be int64 or int32, not {ids.dtype}")
+        if self.check_bounds:
+            check_ids(ids, self.num_rows)
+        return ids.long()
+
+
+@torch.compiler.disable
+def check_ids(ids: Tensor, num_rows: int) -> None:
+    """Raise `IdError` naming the first id that is not a row, and its place."""
+    if ids.numel() == 0:
+        return
+    lowest, highest = torch.aminmax(ids)
+    if int(lowest) >= 0 and int(highest) < num_rows:
+        return
+    place = int(((ids.reshape(-1) < 0) | (ids.reshape(-1) >= num_rows)).nonzero()[0])
+    raise IdError(
+        f"id {int(ids.reshape(-1)[place])} at position {place} of the input is not a row of a table of "
+        f"{num_rows} rows: ids go from 0 to {num_rows - 1}"
+    )
+
+
+@torch.compiler.disable
+def check_offsets(offsets: Tensor, num_ids: int, *, include_last: bool) -> None:
+    """Raise `IdError` unless `offsets` starts at 0, never decreases and stays within `num_ids`."""
+    if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+        raise IdError(f"offsets must be a 1-D tensor of integers, not {offsets.dim()}-D {offsets.dtype}")
+    if offsets.numel() == 0:
+        if include_last or num_ids:
+            raise IdError("offsets is empty: it needs the position where each bag starts")
+        return
+    if int(offsets[0]) != 0:
+        raise IdError(f"offsets must start at 0, not at {int(offsets[0])}")
+    falls = (offsets[1:] < offsets[:-1]).nonzero()
+    if falls.numel():
+        place = int(falls[0]) + 1
+        raise IdError(
+            f"offsets must not decrease, but offset {place} is {int(offsets[place])} after {int(offsets[place - 1])}"
+        )
+    last = int(offsets[-1])
+    if last > num_ids or (include_last and last != num_ids):
+        raise IdError(f"the last offset is {last}, but there are {num_ids} ids")
