@@ -1,1 +1,29 @@
-"""Models: a config dataclass and an nn.Module each."""
+"""Models: a config dataclass and an nn.Module each, and the named configurations of the papers."""
+
+from __future__ import annotations
+
+from holdall.errors import ConfigError, suggest
+from holdall.models.dlrm import DLRM, DLRMConfig
+
+CONFIGURATIONS: dict[str, DLRMConfig] = {
+    "dlrm": DLRMConfig(),
+    "rmc2": DLRMConfig(dim=16, bottom=(512, 256, 64), top=(512, 256)),  # Criteo Kaggle
+    "rmc3": DLRMConfig(dim=64, bottom=(512, 256), top=(512, 512, 256)),  # Criteo Terabyte
+    "rmc4": DLRMConfig(dim=16, bottom=(512, 256, 64), top=(512, 256)),  # Avazu
+    "dlrm-small": DLRMConfig(dim=128, bottom=(512, 256), top=(1024, 1024, 512, 256)),  # Criteo 1TB
+    "syn-m1": DLRMConfig(dim=64, bottom=(), top=(512,)),
+    "syn-m2": DLRMConfig(dim=64, bottom=(512,), top=(512, 256)),
+    "syn-m3": DLRMConfig(dim=64, bottom=(1024, 512), top=(512, 1024, 256)),
+    "syn-m4": DLRMConfig(dim=64, bottom=(1024, 512, 256), top=(512, 1024, 512, 256)),
+}
+"""Named configurations, by what `--model` takes."""
+
+
+def configuration(name: str) -> DLRMConfig:
+    """The configuration of that name."""
+    if name not in CONFIGURATIONS:
+        raise ConfigError(f"unknown model '{name}'{suggest(name, CONFIGURATIONS)}")
+    return CONFIGURATIONS[name]
+
+
+__all__ = ["CONFIGURATIONS", "DLRM", "DLRMConfig", "configuration"]

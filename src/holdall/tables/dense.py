@@ -44,11 +44,17 @@ class DenseTable(Table):
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
-        std = dense_std(num_rows) if options.init_std is None else options.init_std
-        weight = torch.empty(num_rows, dim, dtype=options.dtype, device=options.device)
-        self.weight = nn.Parameter(weight.normal_(0.0, std, generator=options.generator))
+        self.init_std = dense_std(num_rows) if options.init_std is None else options.init_std
+        self.weight = nn.Parameter(torch.empty(num_rows, dim, dtype=options.dtype, device=options.device))
+        if not self.weight.is_meta:
+            self.initialize(options.generator)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh rows; a table built on the meta device is initialised once it has storage."""
+        self.weight.normal_(0.0, self.init_std, generator=generator)
         if self.padding_idx is not None:
-            weight[self.padding_idx].zero_()
+            self.weight[self.padding_idx].zero_()
 
     def _rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self.weight, sparse=True)

@@ -1,0 +1,276 @@
+"""All tables of a model behind one call: `bags(batch.ids) -> [B, F, dim]`.
+
+Dense tables of one width and type lie end to end in one storage (a `DensePack`), so that a batch is looked up, and its
+rows are updated, in one operation instead of one a table. Tables of other methods are called one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.batch import Ids
+from holdall.errors import ConfigError, IdError, suggest
+from holdall.kernels.row_gradient import RowGradient
+from holdall.tables import Dense, Method, Table
+from holdall.tables.dense import DenseTable
+from holdall.tables.table import check_offsets
+
+
+class DensePack:
+    """Dense tables of one dim and type, end to end in one storage [R, dim]; each keeps its `weight`, a view of it."""
+
+    def __init__(self, tables: Mapping[str, DenseTable], generator: torch.Generator | None, device: torch.device | str):
+        self.tables = dict(tables)
+        self.collects = False
+        """Set by the optimizer that consumes `gradients`; without one, gradients go to `weight.grad` as usual."""
+        self.gradients: list[RowGradient] = []
+        self._lay_out(device, generator)
+
+    def _lay_out(self, device: torch.device | str, generator: torch.Generator | None = None) -> None:
+        first = next(iter(self.tables.values()))
+        num_rows = sum(table.num_rows for table in self.tables.values())
+        self.storage = torch.empty(num_rows, first.dim, dtype=first.weight.dtype, device=device)
+        self.starts: dict[str, int] = {}
+        start = 0
+        for name, table in self.tables.items():
+            self.starts[name] = start
+            view = self.storage[start : start + table.num_rows]
+            start += table.num_rows
+            if table.weight.is_meta:
+                table.weight = nn.Parameter(view)
+                table.initialize(generator)
+            else:
+                table.weight.data = view.copy_(table.weight.data)
+
+    def repack(self) -> None:
+        """Lay the tables out anew if they were moved or cast one by one."""
+        base, step = self.storage.data_ptr(), self.storage.shape[1] * self.storage.element_size()
+        weights = {name: table.weight for name, table in self.tables.items()}
+        if any(weight.data_ptr() != base + self.starts[name] * step for name, weight in weights.items()):
+            if self.collects:
+                raise ConfigError("the tables moved after their optimizer was made: move the model first")
+            self._lay_out(next(iter(weights.values())).device)
+
+    def view(self, packed: Tensor, name: str) -> Tensor:
+        """The rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
+        return packed[self.starts[name] : self.starts[name] + self.tables[name].num_rows]
+
+
+class _PackedLookup(torch.autograd.Function):
+    """Rows of a pack's storage, pooled; the backward hands the gradient to the pack instead of to autograd."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        pack: DensePack,
+        rows: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+        mean: bool,
+        *parameters: Tensor,
+    ) -> Tensor:
+        ctx.pack, ctx.mean, ctx.with_bags = pack, mean, offsets is not None
+        ctx.save_for_backward(rows, offsets, weights)
+        if offsets is None:
+            return F.embedding(rows, pack.storage)
+        mode = "mean" if mean else "sum"
+        return F.embedding_bag(
+            rows, pack.storage, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rows, offsets, weights = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        bag_of = None
+        if offsets is not None:
+            lengths = offsets.diff()
+            bag_of = torch.repeat_interleave(lengths)
+            if ctx.mean:
+                weights = lengths.to(grad.dtype).reciprocal()[bag_of]
+        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
+        return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
+
+
+class EmbeddingBags(nn.Module):
+    """The tables of a model and the features that look them up.
+
+    `features` maps each feature, in the order of a batch's ids, to the name of its table; by default every table is the
+    feature of its own name. `fused=False` turns packing off: every table is called on its own and its gradients are
+    ordinary sparse ones.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        features: Mapping[str, str] | None = None,
+        *,
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        super().__init__()
+        if not tables:
+            raise ConfigError("a model needs at least one table")
+        dims = {table.dim for table in tables.values()}
+        if len(dims) > 1:
+            raise ConfigError(f"all tables must give vectors of one dim, these have {sorted(dims)}")
+        self.dim = dims.pop()
+        self.features = dict(features) if features is not None else {name: name for name in tables}
+        for feature, looked_up in self.features.items():
+            if looked_up not in tables:
+                raise ConfigError(f"feature '{feature}' looks up table '{looked_up}'{suggest(looked_up, tables)}")
+        self.packs = self._pack(tables, generator, device) if fused else []
+        self.tables = nn.ModuleDict({_module_name(name): table for name, table in tables.items()})
+        for table in tables.values():
+            table.check_bounds = False  # `_check` does it for all of them at once, and can name the feature
+        self._limits = torch.tensor([tables[name].num_rows for name in self.features.values()])
+
+    @classmethod
+    def build(
+        cls,
+        cardinalities: Mapping[str, int],
+        dim: int,
+        method: Method | Mapping[str, Method] | None = None,
+        *,
+        features: Mapping[str, str] | None = None,
+        mode: str = "sum",
+        fused: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        generator: torch.Generator | None = None,
+    ) -> EmbeddingBags:
+        """Freshly initialised tables; `method` is one for all, or one by table name with dense where absent.
+
+        Dense tables are drawn straight into their shared storage: memory never holds them twice.
+        """
+        tables = {}
+        for name, num_rows in cardinalities.items():
+            chosen = method.get(name, Dense()) if isinstance(method, Mapping) else method or Dense()
+            place = "meta" if fused and isinstance(chosen, Dense) and mode != "max" else device
+            tables[name] = chosen.build(num_rows, dim, mode=mode, dtype=dtype, device=place, generator=generator)
+        return cls(tables, features, fused=fused, generator=generator, device=device)
+
+    @staticmethod
+    def _pack(
+        tables: Mapping[str, Table], generator: torch.Generator | None, device: torch.device | str
+    ) -> list[DensePack]:
+        groups: dict[tuple[Any, ...], dict[str, DenseTable]] = {}
+        for name, table in tables.items():
+            if type(table) is DenseTable and table.mode != "max" and table.padding_idx is None:
+                groups.setdefault((table.weight.dtype, table.mode), {})[name] = table
+        return [
+            DensePack(group, generator, device if first.weight.is_meta else first.weight.device)
+            for group in groups.values()
+            for first in [next(iter(group.values()))]
+        ]
+
+    @property
+    def num_features(self) -> int:
+        return len(self.features)
+
+    def table(self, name: str) -> Table:
+        """The table of that name."""
+        table = self.tables[_module_name(name)]
+        assert isinstance(table, Table)
+        return table
+
+    def num_bytes(self) -> int:
+        return sum(self.table(name).num_bytes() for name in dict.fromkeys(self.features.values()))
+
+    def forward(self, ids: Ids) -> Tensor:
+        """Pooled vectors [B, F, dim] of every feature."""
+        self.check(ids)
+        columns: list[Tensor | None] = [None] * self.num_features
+        for pack in self.packs:
+            positions = [i for i, table in enumerate(self.features.values()) if table in pack.tables]
+            if pack.collects or not torch.is_grad_enabled():
+                vectors = self._lookup(pack, positions, ids)
+                if len(positions) == self.num_features:
+                    return vectors
+                for position, column in zip(positions, vectors.unbind(1), strict=True):
+                    columns[position] = column
+        for position, name in enumerate(self.features.values()):
+            if columns[position] is None:
+                values, offsets, weights = ids.bag(position)
+                if offsets is None:
+                    values, weights = values[:, None], None if weights is None else weights[:, None]
+                else:
+                    offsets = offsets if self.table(name).include_last_offset else offsets[:-1]
+                columns[position] = self.table(name)(values, offsets, weights)
+        return torch.stack([column for column in columns if column is not None], dim=1)
+
+    def _lookup(self, pack: DensePack, positions: Sequence[int], ids: Ids) -> Tensor:
+        """[B, len(positions), dim] from a pack, with one gather."""
+        pack.repack()
+        tables = list(self.features.values())
+        starts = torch.tensor([pack.starts[tables[position]] for position in positions], device=ids.values.device)
+        mean = next(iter(pack.tables.values())).mode == "mean"
+        parameters = [table.weight for table in pack.tables.values()]
+        everything = len(positions) == self.num_features
+        if ids.offsets is None and ids.weights is None:
+            # Sample-major, as batches lie in their files: the result is contiguous for the interaction that follows.
+            values = ids.values if everything else ids.values[list(positions)]
+            return _PackedLookup.apply(pack, values.t() + starts, None, None, mean, *parameters)
+        size = ids.batch_size
+        if ids.offsets is None:
+            values = ids.values[list(positions)]
+            rows = (values + starts[:, None]).reshape(-1)
+            offsets = torch.arange(rows.numel() + 1, device=rows.device)
+            weights = None if ids.weights is None else ids.weights[list(positions)].reshape(-1)
+        else:
+            pieces = [ids.bag(position) for position in positions]
+            rows = torch.cat([values + start for (values, _, _), start in zip(pieces, starts, strict=True)])
+            lengths = torch.cat([bounds.diff() for _, bounds, _ in pieces if bounds is not None])
+            offsets = F.pad(lengths.cumsum(0), (1, 0))
+            weights = None if ids.weights is None else torch.cat([w for _, _, w in pieces if w is not None])
+        vectors = _PackedLookup.apply(pack, rows.long(), offsets, weights, mean, *parameters)
+        return vectors.view(len(positions), size, self.dim).transpose(0, 1)
+
+    @torch.compiler.disable
+    def check(self, ids: Ids) -> None:
+        """Raise `IdError`, naming feature, id and sample, unless every id is a row of its table.
+
+        Reads the ids, so a batch should be checked on the host, before it is copied to a device; ids that are already
+        on a device are not read back.
+        """
+        if ids.num_features != self.num_features:
+            raise IdError(f"the batch has ids of {ids.num_features} features, the model has {self.num_features}")
+        if ids.values.device.type != "cpu":
+            return
+        if ids.offsets is None:
+            lowest, highest = torch.aminmax(ids.values, dim=1)
+            if not bool(((lowest < 0) | (highest >= self._limits)).any()):
+                return
+        else:
+            if (ids.offsets.numel() - 1) % self.num_features:
+                raise IdError(
+                    f"a batch of {self.num_features} features needs F * B + 1 offsets, not {ids.offsets.numel()}"
+                )
+            check_offsets(ids.offsets, ids.values.numel(), include_last=True)
+        for position, (feature, limit) in enumerate(zip(self.features, self._limits.tolist(), strict=True)):
+            values, offsets, _ = ids.bag(position)
+            wrong = ((values < 0) | (values >= limit)).nonzero()
+            if wrong.numel():
+                place = int(wrong[0])
+                sample = place if offsets is None else int(torch.searchsorted(offsets, place, right=True)) - 1
+                raise IdError(
+                    f"feature '{feature}' has id {int(values[place])} but its table has {limit} rows "
+                    f"(sample {sample} of the batch): ids go from 0 to {limit - 1}"
+                )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingBags:
+        super()._apply(fn, recurse)
+        for pack in self.packs:
+            pack.repack()
+        return self
+
+
+def _module_name(name: str) -> str:
+    """A table's name as torch allows it for a submodule (no dots, not empty)."""
+    return name.replace(".", "·") or "·"

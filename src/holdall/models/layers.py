@@ -1,0 +1,32 @@
+"""Layers that models share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+
+def mlp(
+    sizes: Sequence[int],
+    *,
+    last_activation: bool,
+    generator: torch.Generator | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Sequential:
+    """Linear layers of the given sizes with ReLU between them, and after the last one if asked.
+
+    Initialised as DLRM does: weights N(0, 2 / (in + out)), biases N(0, 1 / out).
+    """
+    layers: list[nn.Module] = []
+    for i, (size_in, size_out) in enumerate(pairwise(sizes)):
+        linear = nn.Linear(size_in, size_out, device=device)
+        with torch.no_grad():
+            linear.weight.normal_(0.0, (2.0 / (size_in + size_out)) ** 0.5, generator=generator)
+            linear.bias.normal_(0.0, (1.0 / size_out) ** 0.5, generator=generator)
+        layers.append(linear)
+        if last_activation or i < len(sizes) - 2:
+            layers.append(nn.ReLU())
+    return nn.Sequential(*layers)
