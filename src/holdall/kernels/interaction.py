@@ -5,7 +5,6 @@ Shapes: B samples, V vectors of D numbers each (the dense vector first), P = V *
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,9 +28,17 @@ def dot_interaction(vectors_BVD: Tensor) -> Tensor:
     return _DotInteraction.apply(vectors_BVD)
 
 
-@lru_cache(maxsize=16)
+_PAIRS: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+
 def _pair_indices(num_vectors: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where pair p lies in the flattened V x V matrix, and which pair (P for none) each cell of that matrix holds."""
+    if (num_vectors, device) not in _PAIRS:
+        _PAIRS[num_vectors, device] = _make_pair_indices(num_vectors, device)
+    return _PAIRS[num_vectors, device]
+
+
+def _make_pair_indices(num_vectors: int, device: torch.device) -> tuple[Tensor, Tensor]:
     row, column = torch.tril_indices(num_vectors, num_vectors, -1)
     num_pairs = row.numel()
     cell_of_pair = row * num_vectors + column

@@ -1,0 +1,124 @@
+"""Everything a training run can be told, in one flat dataclass: its fields are the flags of `holdall train`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from holdall.errors import ConfigError
+from holdall.models import DLRM, DLRMConfig, configuration
+from holdall.schema import Schema
+from holdall.settings import overlay
+from holdall.training.optimizers import OptimizerConfig, OptimizerName
+from holdall.training.schedule import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run."""
+
+    model: str = "dlrm"
+    """Model to train: dlrm, or a named configuration such as rmc2, dlrm-small, syn-m1."""
+    dim: int | None = None
+    """Numbers in a table's row; the model's own when absent."""
+    bottom: tuple[int, ...] | None = None
+    """Hidden layers of the bottom MLP; the model's own when absent."""
+    top: tuple[int, ...] | None = None
+    """Hidden layers of the top MLP; the model's own when absent."""
+    interaction: Literal["dot", "concat"] | None = None
+    """How vectors meet; the model's own when absent."""
+
+    epochs: int = 1
+    """Passes over the training split."""
+    steps: int | None = None
+    """Steps to train for, instead of whole epochs."""
+    batch_size: int = 2048
+    """Samples a step."""
+    shuffle: Literal["blocks", "rows", "none"] = "blocks"
+    """Order of samples: contiguous blocks in random order (no copy), every row at random, or as they lie."""
+
+    optimizer: OptimizerName = "rowwise_adagrad"
+    """Optimizer; table rows are updated only where they were touched."""
+    lr: float = 0.01
+    """Learning rate."""
+    table_lr: float | None = None
+    """Learning rate of the tables; that of the rest when absent."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises from 0."""
+    decay_start: int = 0
+    """Step at which the learning rate starts to fall."""
+    decay_steps: int = 0
+    """Steps over which it falls to 0, as a polynomial; 0 for a constant rate."""
+    decay_power: float = 2.0
+    """Power of that polynomial."""
+    clip_norm: float | None = None
+    """Largest joint norm of all gradients; larger ones are scaled down."""
+
+    evaluate_every: int | None = None
+    """Steps between evaluations on the validation split; at the end of each epoch when absent."""
+    early_stopping: int | None = None
+    """Stop after so many evaluations without a better logloss, and keep the best model."""
+
+    save_every: int | None = None
+    """Steps between checkpoints; one is always written at the end."""
+    keep: int = 2
+    """Checkpoints to keep."""
+    log_every: int = 50
+    """Steps between rows of metrics.jsonl."""
+
+    seed: int = 0
+    """Seed of the initial weights and of the order of samples."""
+    deterministic: bool = False
+    """Only operations whose result does not vary: the same run twice gives the same bits."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """Arithmetic of the MLPs and the interaction; tables stay in float32."""
+    compile: bool = False
+    """Compile the dense part of the model."""
+    device: str = "auto"
+    """Where to train: cpu, cuda, cuda:1, or auto for a GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        self.model_config()  # refuses what does not go together
+        self.optimizer_config()
+        self.schedule()
+        for name in ("epochs", "batch_size", "keep", "log_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        for name in ("steps", "evaluate_every", "early_stopping", "save_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ConfigError(f"--clip-norm must be above 0, not {self.clip_norm}")
+        if self.seed < 0:
+            raise ConfigError(f"--seed must be 0 or more, not {self.seed}")
+
+    def model_config(self) -> DLRMConfig:
+        """The named configuration with the sizes that were given in its place."""
+        named = configuration(self.model)
+        given = {name: getattr(self, name) for name in ("dim", "bottom", "top", "interaction")}
+        return replace(named, **{name: value for name, value in given.items() if value is not None})
+
+    def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> DLRM:
+        """The model these settings describe, freshly initialised, for a data set."""
+        return self.model_config().build(schema, device=device)
+
+    def optimizer_config(self) -> OptimizerConfig:
+        return OptimizerConfig(name=self.optimizer, lr=self.lr, table_lr=self.table_lr)
+
+    def schedule(self) -> Schedule:
+        return Schedule(
+            warmup_steps=self.warmup_steps,
+            decay_start=self.decay_start,
+            decay_steps=self.decay_steps,
+            power=self.decay_power,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> TrainConfig:
+        return overlay(cls(), document, "the settings of the run")
