@@ -125,11 +125,31 @@ class EmbeddingBags(nn.Module):
         for feature, looked_up in self.features.items():
             if looked_up not in tables:
                 raise ConfigError(f"feature '{feature}' looks up table '{looked_up}'{suggest(looked_up, tables)}")
-        self.packs = self._pack(tables, generator, device) if fused else []
+        self.fused = fused
+        self._set_tables(tables, generator, device)
+        self._limits = torch.tensor([tables[name].num_rows for name in self.features.values()])
+
+    def _set_tables(
+        self, tables: Mapping[str, Table], generator: torch.Generator | None, device: torch.device | str
+    ) -> None:
+        self.packs = self._pack(tables, generator, device) if self.fused else []
         self.tables = nn.ModuleDict({_module_name(name): table for name, table in tables.items()})
         for table in tables.values():
-            table.check_bounds = False  # `_check` does it for all of them at once, and can name the feature
-        self._limits = torch.tensor([tables[name].num_rows for name in self.features.values()])
+            table.check_bounds = False  # `check` does it for all of them at once, and can name the feature
+
+    def replace_tables(self, tables: Mapping[str, Table]) -> None:
+        """Put other tables of the same rows and dim in the place of those of the same names."""
+        if any(pack.collects for pack in self.packs):
+            raise ConfigError("the tables have an optimizer already: replace tables first, then make the optimizer")
+        everything = {name: self.table(name) for name in dict.fromkeys(self.features.values())}
+        for name, table in tables.items():
+            if name not in everything:
+                raise ConfigError(f"there is no table '{name}'{suggest(name, everything)}")
+            old = everything[name]
+            if (table.num_rows, table.dim, table.mode) != (old.num_rows, old.dim, old.mode):
+                raise ConfigError(f"table '{name}' can only be replaced by one of the same rows, dim and mode")
+            everything[name] = table
+        self._set_tables(everything, None, "cpu")
 
     @classmethod
     def build(
@@ -181,7 +201,8 @@ class EmbeddingBags(nn.Module):
         return table
 
     def num_bytes(self) -> int:
-        return sum(self.table(name).num_bytes() for name in dict.fromkeys(self.features.values()))
+        """Bytes of all tables; what several of them share counts once."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*self.parameters(), *self.buffers()))
 
     def forward(self, ids: Ids) -> Tensor:
         """Pooled vectors [B, F, dim] of every feature."""

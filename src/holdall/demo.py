@@ -13,7 +13,8 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.splits import TEST, draw_splits
 from holdall.data.synthetic import best_possible, preset, write_tsv
 from holdall.files import refuse_existing
-from holdall.inspection import readable_bytes, table
+from holdall.inspection import table
+from holdall.sizes import readable_bytes
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import evaluate
 from holdall.training.trainer import train

@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 
 from holdall.errors import DataError
 from holdall.schema import SCHEMA_FILE, Schema
+from holdall.sizes import readable_bytes
 from holdall.training import checkpoint
 from holdall.training.evaluation import BEST, CHECKPOINTS
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
@@ -130,12 +131,3 @@ def table(*columns: str) -> RichTable:
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")
     return made
-
-
-def readable_bytes(count: float) -> str:
-    """1536 -> '1.5 KB': powers of 1,000, as budgets are given."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

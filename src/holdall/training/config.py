@@ -11,6 +11,8 @@ from holdall.errors import ConfigError
 from holdall.models import DLRM, DLRMConfig, configuration
 from holdall.schema import Schema
 from holdall.settings import overlay
+from holdall.tables import METHODS, Method, method_from_json
+from holdall.tables.budget import MIN_ROWS, find_method, suggest_methods
 from holdall.training.optimizers import OptimizerConfig, OptimizerName
 from holdall.training.schedule import Schedule
 
@@ -29,6 +31,17 @@ class TrainConfig:
     """Hidden layers of the top MLP; the model's own when absent."""
     interaction: Literal["dot", "concat"] | None = None
     """How vectors meet; the model's own when absent."""
+
+    method: str | None = None
+    """How large tables are stored: tensor_train, frobenius, hashed, ... or auto; dense when absent."""
+    rank: int | None = None
+    """Rank of the method, for those that have one."""
+    setting: tuple[str, ...] = ()
+    """Further settings of the method, such as terms=4 or buckets=10000."""
+    budget: str | None = None
+    """Bytes for all tables together, such as 16MB, or a share of the dense bytes, such as 1/20: sizes the method."""
+    min_rows: int = MIN_ROWS
+    """Tables with fewer rows stay dense."""
 
     epochs: int = 1
     """Passes over the training split."""
@@ -83,6 +96,7 @@ class TrainConfig:
         self.model_config()  # refuses what does not go together
         self.optimizer_config()
         self.schedule()
+        self._check_method()
         for name in ("epochs", "batch_size", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
@@ -95,6 +109,20 @@ class TrainConfig:
         if self.seed < 0:
             raise ConfigError(f"--seed must be 0 or more, not {self.seed}")
 
+    def _check_method(self) -> None:
+        settings = self.rank is not None or bool(self.setting)
+        if self.method is None:
+            if settings:
+                raise ConfigError("--rank and --setting describe a --method: name one, such as --method tensor_train")
+        elif self.budget is not None:
+            find_method(self.method)
+            if settings:
+                raise ConfigError("--budget chooses the settings of the method: give it or --rank/--setting, not both")
+        elif self.method == "auto":
+            raise ConfigError("--method auto needs a --budget to work towards, such as --budget 16MB")
+        else:
+            self._given_method()
+
     def model_config(self) -> DLRMConfig:
         """The named configuration with the sizes that were given in its place."""
         named = configuration(self.model)
@@ -103,7 +131,30 @@ class TrainConfig:
 
     def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> DLRM:
         """The model these settings describe, freshly initialised, for a data set."""
-        return self.model_config().build(schema, device=device)
+        return self.model_config().build(schema, self.table_methods(schema), device=device)
+
+    def table_methods(self, schema: Schema) -> dict[str, Method] | None:
+        """How each table is stored, by table name; None when all are dense."""
+        if self.method is None and self.budget is None:
+            return None
+        cardinalities = {feature.table or feature.name: feature.num_rows for feature in schema.features}
+        if self.budget is not None:
+            dim, name = self.model_config().dim, self.method or "auto"
+            return suggest_methods(cardinalities, dim, self.budget, name, min_rows=self.min_rows)
+        method = self._given_method()
+        return {name: method for name, rows in cardinalities.items() if rows >= self.min_rows}
+
+    def _given_method(self) -> Method:
+        """The method that `method`, `rank` and `setting` spell out."""
+        document: dict[str, Any] = {"method": self.method}
+        if self.rank is not None:
+            document["rank"] = self.rank
+        for pair in self.setting:
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise ConfigError(f"--setting takes name=value, not {pair!r}")
+            document[name] = {"method": value} if value in METHODS else _plain_value(value)
+        return method_from_json(document)
 
     def optimizer_config(self) -> OptimizerConfig:
         return OptimizerConfig(name=self.optimizer, lr=self.lr, table_lr=self.table_lr)
@@ -122,3 +173,15 @@ class TrainConfig:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TrainConfig:
         return overlay(cls(), document, "the settings of the run")
+
+
+def _plain_value(text: str) -> int | float | bool | str:
+    """A setting's value from the command line: a number or true/false where it reads as one."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,122 @@
+"""The hashing trick: ids are hashed into fewer rows than there are ids, and those that meet share a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.tables.fitting import add_rows, check_shape, relative_error, row_blocks
+from holdall.tables.hashing import check_seed, hash_buckets
+from holdall.tables.method import Method, TableOptions, dense_std, require
+from holdall.tables.table import Table
+
+
+@dataclass(frozen=True)
+class Hashed(Method):
+    """`row(id) = weight[hash(id) mod buckets]`.
+
+    Weinberger et al., "Feature hashing for large scale multitask learning", 2009.
+    Stores `buckets * dim` numbers. With at least as many buckets as rows there is nothing to share: the table stores
+    `num_rows` rows and `row(id) = weight[id]`, without collisions.
+    """
+
+    name: ClassVar[str] = "hashed"
+
+    buckets: int
+    """Rows that are stored."""
+    seed: int = 0
+    """Which of the hash functions is used; ids that meet under one seed part under another."""
+
+    def __post_init__(self) -> None:
+        require(
+            isinstance(self.buckets, int) and self.buckets >= 1,
+            self.name,
+            f"buckets must be at least 1, not {self.buckets!r}",
+        )
+        check_seed(self.seed, self.name)
+
+    def num_parameters(self, num_rows: int, dim: int) -> int:
+        return min(self.buckets, num_rows) * dim
+
+    @classmethod
+    def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Hashed:
+        """As many buckets as fit, at most `num_rows`."""
+        smallest = 4 * dim
+        require(
+            num_bytes >= smallest, cls.name, f"a table of dim {dim} takes at least {smallest} bytes, not {num_bytes}"
+        )
+        return cls(buckets=min(num_rows, num_bytes // smallest))
+
+    def _build(self, num_rows: int, dim: int, options: TableOptions) -> HashedTable:
+        return HashedTable(self, num_rows, dim, options)
+
+
+class HashedTable(Table):
+    """`weight` [buckets, dim], with sparse gradients."""
+
+    method: Hashed
+
+    def __init__(self, method: Hashed, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        self.num_buckets = min(method.buckets, num_rows)
+        self.init_std = dense_std(num_rows) if options.init_std is None else options.init_std
+        self.weight = nn.Parameter(torch.empty(self.num_buckets, dim, dtype=options.dtype, device=options.device))
+        if not self.weight.is_meta:
+            self.initialize(options.generator)
+
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh rows."""
+        self.weight.normal_(0.0, self.init_std, generator=generator)
+
+    def buckets(self, ids: Tensor) -> Tensor:
+        """The stored row of each id."""
+        if self.num_buckets == self.num_rows:
+            return ids
+        return hash_buckets(ids, self.num_buckets, self.method.seed)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(self.buckets(ids), self.weight, sparse=True)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        # Pooling the stored rows directly saves finding the distinct ids. Not for max, which has no sparse gradient in
+        # torch, nor with padding, whose bucket other ids share.
+        if self.mode == "max" or self.padding_idx is not None:
+            return super().forward(input, offsets, per_sample_weights)
+        input, offsets = self._bags(input, offsets, per_sample_weights)
+        return F.embedding_bag(
+            self.buckets(input),
+            self.weight,
+            offsets,
+            mode=self.mode,
+            sparse=True,
+            per_sample_weights=None if per_sample_weights is None else per_sample_weights.reshape(-1),
+            include_last_offset=self.include_last_offset,
+        )
+
+    def row_parameters(self) -> dict[str, nn.Parameter]:
+        return {"weight": self.weight}
+
+    @classmethod
+    @torch.no_grad()
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """Every stored row becomes the mean of the rows that share it: the least squares fit.
+
+        Two passes over `weight` (the second measures the error), a block at a time, and `buckets * dim` float64 sums.
+        """
+        assert isinstance(table, HashedTable)
+        check_shape(weight, table)
+        device = table.weight.device
+        sums = torch.zeros(table.weight.shape, dtype=torch.float64, device=device)
+        counts = torch.zeros(table.num_buckets, dtype=torch.float64, device=device)
+        for ids, rows in row_blocks(weight, device):
+            index = table.buckets(ids)
+            add_rows(sums, index, rows)
+            add_rows(counts, index, torch.ones_like(index, dtype=torch.float64))
+        table.weight.copy_(sums / counts.clamp_min(1)[:, None])
+        table.fit_error = relative_error(weight, table)
+        return table

@@ -1,0 +1,233 @@
+"""What a run leaves for people and plots: `run.json`, `metrics.jsonl`, TensorBoard events, and a progress display.
+
+A run folder also holds `checkpoints/` (see `checkpoint.py`) and, after a non-finite loss, `bad_batch.safetensors`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from holdall.batch import Batch, Ids
+from holdall.environment import environment
+from holdall.errors import DataError
+from holdall.files import PARTIAL, read_json, write_json
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FORMAT = "holdall-run"
+VERSION = 1
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+BAD_BATCH_FILE = "bad_batch.safetensors"
+
+
+class RunLog:
+    """The log of one run; `create` starts a new one, `resume` goes on with an earlier one.
+
+    Every row has a step and a split. Write all rows of a step before its checkpoint is saved: a run resumed from the
+    checkpoint of step s keeps the rows up to s and writes those after s anew, so its curve has no gap and no doubles.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool = True, purge_step: int | None = None):
+        self.folder = Path(folder)
+        self._file: IO[str] = (self.folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._board = _open_tensorboard(self.folder / TENSORBOARD_FOLDER, purge_step) if tensorboard else None
+
+    @classmethod
+    def create(cls, folder: Path, config: Mapping[str, Any], *, tensorboard: bool = True) -> RunLog:
+        """Write `run.json` with the configuration and the environment, and start an empty log."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "started": _now(),
+            "config": dict(config),
+            **environment(),
+            "resumed": [],
+        }
+        write_json(folder / RUN_FILE, document)
+        (folder / METRICS_FILE).write_text("", encoding="utf-8")
+        return cls(folder, tensorboard=tensorboard)
+
+    @classmethod
+    def resume(cls, folder: Path, step: int, *, tensorboard: bool = True) -> RunLog:
+        """Go on after `step`: later rows are dropped, and `run.json` gains an entry with where and on what."""
+        folder = Path(folder)
+        document = read_run(folder)
+        document["resumed"] = [*document.get("resumed", []), {"step": step, "started": _now(), **environment()}]
+        write_json(folder / RUN_FILE, document)
+        _keep_rows(folder / METRICS_FILE, step)
+        return cls(folder, tensorboard=tensorboard, purge_step=step + 1)
+
+    def write(self, step: int, split: str = "train", **values: Any) -> None:
+        """Append a row and flush it. Numbers that are not finite become null, as JSON has no word for them."""
+        row = {"step": step, "split": split, **{name: _json_number(value) for name, value in values.items()}}
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self._board.add_scalar(f"{split}/{name}", value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """The content of `run.json`."""
+    return read_json(Path(folder) / RUN_FILE, format=FORMAT, version=VERSION)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of `metrics.jsonl`, in order; a last line that a kill cut short is left out."""
+    file = Path(folder) / METRICS_FILE
+    if not file.exists():
+        raise DataError(f"{file} does not exist: is {folder} a run folder?")
+    rows = []
+    lines = file.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is an unfinished row
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{file}, line {number} is not a row of metrics: delete that line ({error})") from error
+    return rows
+
+
+def _keep_rows(file: Path, step: int) -> None:
+    rows = [row for row in read_metrics(file.parent) if row["step"] <= step] if file.exists() else []
+    partial = file.with_name(file.name + PARTIAL)
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(partial, file)
+
+
+def _open_tensorboard(folder: Path, purge_step: int | None) -> SummaryWriter | None:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        print("note: no TensorBoard files, tensorboard is not installed: pip install 'holdall[cli]'", file=sys.stderr)
+        return None
+    return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+def _json_number(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def save_batch(path: Path, batch: Batch) -> None:
+    """Write one batch as a safetensors file, whole or not at all, to look at or to run again."""
+    tensors = {"dense": batch.dense, "label": batch.label, "ids.values": batch.ids.values}
+    if batch.ids.offsets is not None:
+        tensors["ids.offsets"] = batch.ids.offsets
+    if batch.ids.weights is not None:
+        tensors["ids.weights"] = batch.ids.weights
+    partial = path.with_name(path.name + PARTIAL)
+    # clone: the columns of a batch may be views into one buffer, which safetensors refuses when they overlap
+    copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(copies, partial, metadata={"format": "holdall-batch", "num_features": str(batch.ids.num_features)})
+    os.replace(partial, path)
+
+
+def load_batch(path: Path) -> Batch:
+    """Read a batch that `save_batch` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            num_features = int(file.metadata()["num_features"])
+        ids = Ids(tensors["ids.values"], tensors.get("ids.offsets"), num_features, tensors.get("ids.weights"))
+        return Batch(dense=tensors["dense"], ids=ids, label=tensors["label"])
+    except FileNotFoundError:
+        raise DataError(f"{path} does not exist: give the path of a saved batch") from None
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a batch saved by Holdall ({type(error).__name__}: {error})") from error
+
+
+class Progress:
+    """Samples done of `total`, samples/s, loss and time left, on stderr.
+
+    A bar on a terminal; elsewhere a plain line every `seconds`. The rate is that of the last few updates on the bar,
+    and that since the line before in the plain form. Use as a context manager.
+    """
+
+    def __init__(self, total: int, *, done: int = 0, label: str = "train", seconds: float = 10.0, quiet: bool = False):
+        self.total, self.done, self.label, self.seconds = total, done, label, seconds
+        self._loss = ""
+        self._line_done, self._line_time = done, monotonic()
+        self._plain = not quiet
+        self._bar: RichProgress | None = None
+        console = Console(stderr=True)
+        if console.is_terminal and not quiet:
+            self._plain = False
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[loss]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = RichProgress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(label, total=total, completed=done, rate="", loss="")
+
+    def update(self, samples: int, loss: float | None = None) -> None:
+        """Count `samples` more as done; `loss`, where the caller has it at hand, is shown."""
+        self.done += samples
+        if loss is not None:
+            self._loss = f"loss {loss:.4f}"
+        if self._bar is not None:
+            speed = self._bar.tasks[self._task].speed
+            rate = f"{speed:,.0f} samples/s" if speed else ""
+            self._bar.update(self._task, completed=self.done, rate=rate, loss=self._loss)
+        elif self._plain and monotonic() - self._line_time >= self.seconds:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        now = monotonic()
+        rate = (self.done - self._line_done) / max(now - self._line_time, 1e-9)
+        left = f"{datetime.timedelta(seconds=round((self.total - self.done) / rate))} left" if rate > 0 else ""
+        parts = [f"{self.label} {self.done:,}/{self.total:,}", f"{rate:,.0f} samples/s", self._loss, left]
+        print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+        self._line_done, self._line_time = self.done, now
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

@@ -1,0 +1,153 @@
+"""The command line, as a user meets it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdall.cli import COMMANDS, main
+from holdall.data.synthetic import preset, write_tsv
+
+FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("raw") / "clicks.tsv.gz"
+    write_tsv(preset("criteo-kaggle", scale=1e-5, rows=1500), path)
+    return path
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    """Run a command that must fail; returns what it said on stderr."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+def test_from_a_raw_log_to_metrics(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, run = str(tmp_path / "data"), str(tmp_path / "run")
+    main(["prepare", str(log), "--out", data, "--valid", "0.1", "--test", "0.2"])
+    assert "C26" in capsys.readouterr().out
+    main(["train", data, "--out", run, "--epochs", "1", "--optimizer", "adagrad", "--lr", "0.02", *FAST])
+    assert "samples/s" in capsys.readouterr().out
+    main(["evaluate", run, "--split", "test", "--json"])
+    metrics = json.loads(capsys.readouterr().out)
+    assert {"auc", "logloss", "accuracy", "normalized_entropy", "samples"} <= metrics.keys()
+    main(["evaluate", run, "--split", "valid"])
+    assert "normalized_entropy" in capsys.readouterr().out
+    main(["train", data, "--out", run, "--epochs", "2", "--resume", "--optimizer", "adagrad", "--lr", "0.02", *FAST])
+    for path in (data, run, f"{run}/checkpoints/{json.loads(_inspected(run, capsys))['checkpoint']}"):
+        assert json.loads(_inspected(path, capsys))["path"] == path
+        main(["inspect", path])
+        assert path.rsplit("/", 1)[-1] in capsys.readouterr().out.replace("\n", "")
+
+
+def _inspected(path: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    main(["inspect", path, "--json"])
+    return capsys.readouterr().out
+
+
+def test_settings_file_goes_under_the_flags(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text("batch-size = 64\nsteps = 3\nlr = 1\ntop = [8]\nbottom = [8]\ndim = 4\n")
+    main(["train", str(data), "--out", str(tmp_path / "run"), "--config", str(file), "--lr", "0.5"])
+    settings = json.loads((tmp_path / "run" / "run.json").read_text())["config"]["train"]
+    assert (settings["batch_size"], settings["steps"], settings["lr"], settings["top"]) == (64, 3, 0.5, [8])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batch_sise = 64", "unknown setting 'batch_sise' (did you mean 'batch_size'?)"),
+        ("batch_size = 'many'", "setting 'batch_size' must be a whole number, not 'many'"),
+        ("optimizer = 'adma'", "setting 'optimizer' must be 'sgd' or"),
+        ("top = [8, 'x']", "setting 'top' must be a whole number, not 'x'"),
+        ("batch_size = ", "is not valid TOML"),
+    ],
+)
+def test_bad_settings_files(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    assert message in fails(["train", str(data), "--out", str(tmp_path / "run"), "--config", str(file)], capsys)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "no command 'trian' (did you mean 'train'?)"),
+        (["train", "nowhere", "--out", "run"], "no data folder nowhere"),
+        (["prepare", "nowhere.tsv", "--out", "data"], "nowhere.tsv"),
+        (["evaluate", "nowhere"], "nowhere/run.json does not exist"),
+        (["inspect", "nowhere"], "there is nothing at nowhere"),
+        (["inspect", "."], "is not a data folder, a run folder or a checkpoint"),
+        (["train", "DATA", "--out", "run", "--config", "nowhere.toml"], "no such settings file: nowhere.toml"),
+        (["evaluate", "x", "--config", "y"], "--config goes with train and prepare, not with evaluate"),
+        (["train", "DATA", "--out", "run", "--model", "dlmr"], "unknown model 'dlmr'"),
+        (["train", "DATA", "--out", "run", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["train", "DATA", "--out", "run", "--device", "tpu9"], "device 'tpu9' cannot be used here"),
+        (["train", "DATA", "--out", "."], "exists already: choose another name or pass --overwrite"),
+    ],
+)
+def test_mistakes_are_named(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in fails([str(data) if word == "DATA" else word for word in arguments], capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_flags_exit_with_2(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--bach-size" in fails(["train", str(data), "--out", "x", "--bach-size", "3"], capsys)
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(Exception, match="there is nothing at nowhere"):
+        main(["inspect", "nowhere", "--debug"])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert COMMANDS[command].__doc__.splitlines()[0].split()[0] in capsys.readouterr().out
+
+
+def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
+    """A real process and a real signal, sent once the run has written its first row of metrics."""
+    run = tmp_path / "run"
+    arguments = ["train", str(data), "--out", str(run), "--epochs", "100000", "--log-every", "1", *FAST]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdall", *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    metrics = run / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "go on with --resume" in errors
+    assert "Traceback" not in errors
+    assert list((run / "checkpoints").glob("step-*"))
