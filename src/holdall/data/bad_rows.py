@@ -1,0 +1,54 @@
+"""What happens to rows that cannot be read: stop at the first, or leave them out and list them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TextIO
+
+from holdall.data.rows import Refused
+from holdall.errors import DataError
+
+BAD_ROWS_FILE = "bad_rows.tsv"
+HEADER = "file\tline\treason\tcontent\n"
+ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r"})
+
+
+class BadRows:
+    """Takes refused rows: raises a DataError for the first, or appends each to `path` and counts it.
+
+    A line of the list is file, line number, reason and the raw line, tab-separated; the raw line is last, since it may
+    hold tabs. The file exists only when there are bad rows. Memory does not grow with them.
+    """
+
+    def __init__(self, path: Path, mode: Literal["stop", "skip"]):
+        self.path = path
+        self.mode = mode
+        self.count = 0
+        self._file: TextIO | None = None
+
+    def add(self, source: Path, refused: Sequence[Refused]) -> None:
+        if not refused:
+            return
+        if self.mode == "stop":
+            raise DataError(
+                f"{source}, line {refused[0].line}: {refused[0].reason} (correct it, or leave such rows out with "
+                f"--bad-rows skip, which lists them in {BAD_ROWS_FILE})"
+            )
+        if self._file is None:
+            self._file = self.path.open("w", encoding="utf-8")
+            self._file.write(HEADER)
+        for row in refused:
+            reason = row.reason.translate(ESCAPES).replace("\t", " ")
+            self._file.write(f"{source}\t{row.line}\t{reason}\t{row.raw.translate(ESCAPES)}\n")
+        self.count += len(refused)
+
+    def __enter__(self) -> BadRows:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,116 @@
+"""Text files as blocks of whole lines, decompressed, read one step ahead by a thread."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from holdall.errors import DataError
+
+# Bytes of text handled at once. On 4M Criteo rows and 2 cores 8, 16 and 32 MiB run within 3% of each other, 64 MiB is
+# slower; each block costs about ten times its size while it is parsed.
+BLOCK_BYTES = 16 << 20
+MAX_RECORD_BYTES = 64 << 20  # a "line" beyond this is a file that is not text, and would fill the memory
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole records of a text file, each ending in a newline."""
+
+    data: bytes
+    first_line: int
+    """Number of the first line within the file, counted from 1."""
+    position: int
+    """Bytes of the file on disk that have been read so far."""
+
+
+def last_line_end(data: bytes) -> int:
+    """Where the last whole line ends; 0 when there is none."""
+    return data.rfind(b"\n") + 1
+
+
+def read_blocks(
+    path: Path, block_bytes: int = BLOCK_BYTES, last_record_end: Callable[[bytes], int] = last_line_end
+) -> Iterator[Block]:
+    """Blocks of about `block_bytes`, cut where `last_record_end` says; the last line needs no newline."""
+    rest, line = b"", 1
+    for data, position in _read_chunks(path, block_bytes):
+        data = rest + data if rest else data
+        cut = last_record_end(data)
+        rest = data[cut:]
+        if cut:
+            data = data[:cut]
+            yield Block(data, line, position)
+            line += data.count(b"\n")
+        if len(rest) > MAX_RECORD_BYTES:
+            raise DataError(
+                f"{path}, line {line}: no end of the line within {MAX_RECORD_BYTES >> 20} MiB; "
+                f"is it a text file with newline endings, and are its quotes closed?"
+            )
+    if rest:
+        yield Block(rest + b"\n", line, path.stat().st_size)
+    elif line == 1:
+        raise DataError(f"{path} is empty: leave it out, or put the rows it should hold into it")
+
+
+def _read_chunks(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
+    """Decompressed bytes, and how much of the file they took."""
+    compression = COMPRESSIONS.get(path.suffix)
+    try:
+        with pa.OSFile(str(path)) as file:
+            stream = pa.CompressedInputStream(file, compression) if compression else file
+            while data := stream.read(size):
+                yield data, file.tell()
+    except OSError as error:
+        if "runcated" in str(error):
+            raise DataError(
+                f"{path} is truncated: its {compression} data end in the middle; copy or download it again"
+            ) from error
+        raise DataError(f"{path} cannot be read ({error}): is it a {compression or 'readable'} file?") from error
+
+
+def ahead(items: Iterator[Item], depth: int = 1) -> Iterator[Item]:
+    """The same items, made by a thread that stays up to `depth` of them ahead; its errors are raised here."""
+    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def put(item: Item | None, error: BaseException | None) -> None:
+        while not stop.is_set():
+            try:
+                ready.put((item, error), timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if stop.is_set():
+                    return
+            put(None, None)
+        except BaseException as error:  # raised again where the items are used
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="holdall-read", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is None:
+                return
+            yield item
+    finally:
+        stop.set()
+        thread.join()

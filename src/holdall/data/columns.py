@@ -1,0 +1,148 @@
+"""Rows of a prepared data set as plain arrays: what an Arrow file holds, and what becomes a Batch.
+
+Shapes: R rows, N dense columns, F1 one-hot features, L lookups of a bag or sequence feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdall.batch import Batch, Ids
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A list a row: row i holds `values[offsets[i] : offsets[i + 1]]`. Offsets need not start at 0."""
+
+    values: Array
+    """[L] ids."""
+    offsets: Array
+    """[R + 1], not decreasing."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.offsets)
+
+    @property
+    def flat(self) -> Array:
+        """The values of all rows, one row after the other, without those before the first or after the last."""
+        return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Rows start..stop as a view."""
+        return Ragged(self.values, self.offsets[start : stop + 1])
+
+    def take(self, rows: Array) -> Ragged:
+        """A copy of the named rows, in that order."""
+        starts = self.offsets[rows].astype(np.int64)
+        lengths = self.offsets[rows + 1] - starts
+        offsets = offsets_of(lengths)
+        # Position j of the result is `starts[row] + (j - offsets[row])`, written without a loop over rows.
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(self.values[positions], offsets)
+
+    @staticmethod
+    def concatenate(parts: Sequence[Ragged]) -> Ragged:
+        lengths = np.concatenate([part.lengths for part in parts])
+        return Ragged(np.concatenate([part.flat for part in parts]), offsets_of(lengths))
+
+
+def offsets_of(lengths: Array) -> npt.NDArray[np.int64]:
+    """Offsets, starting at 0, of lists with these lengths."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+@dataclass(frozen=True)
+class Columns:
+    """R rows. Slices are views; `take` and `concatenate` copy."""
+
+    label: Array
+    """[R] uint8."""
+    dense: Array
+    """[R, N] float32."""
+    ids: Array
+    """[R, F1] int32 or int64: the one-hot features, in schema order."""
+    bags: tuple[Ragged, ...] = ()
+    """The bag and sequence features, in schema order."""
+    probability: Array | None = None
+    """[R] float32: the planted click probability, where there is one."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def slice(self, start: int, stop: int) -> Columns:
+        return Columns(
+            label=self.label[start:stop],
+            dense=self.dense[start:stop],
+            ids=self.ids[start:stop],
+            bags=tuple(bag.slice(start, stop) for bag in self.bags),
+            probability=None if self.probability is None else self.probability[start:stop],
+        )
+
+    def take(self, rows: Array) -> Columns:
+        return Columns(
+            label=self.label[rows],
+            dense=self.dense[rows],
+            ids=self.ids[rows],
+            bags=tuple(bag.take(rows) for bag in self.bags),
+            probability=None if self.probability is None else self.probability[rows],
+        )
+
+    @staticmethod
+    def concatenate(parts: Sequence[Columns]) -> Columns:
+        if len(parts) == 1:
+            return parts[0]
+        probabilities = [part.probability for part in parts if part.probability is not None]
+        return Columns(
+            label=np.concatenate([part.label for part in parts]),
+            dense=np.concatenate([part.dense for part in parts]),
+            ids=np.concatenate([part.ids for part in parts]),
+            bags=tuple(Ragged.concatenate(bags) for bags in zip(*(part.bags for part in parts), strict=True)),
+            probability=np.concatenate(probabilities) if len(probabilities) == len(parts) else None,
+        )
+
+    def batch(self, one_hot: Sequence[bool]) -> Batch:
+        """The rows as a Batch; `one_hot` says of each feature, in schema order, whether it is a column of `ids`.
+
+        With one-hot features alone nothing but the label is copied: `ids.values` [F, B] is the transposed view of
+        `ids` [B, F]. With any bag the values are gathered feature-major, which copies them (4 bytes a lookup, and
+        8 an offset).
+        """
+        return Batch(
+            dense=torch.from_numpy(self.dense),
+            ids=self._ids(one_hot),
+            label=torch.from_numpy(self.label).to(torch.float32),
+        )
+
+    def _ids(self, one_hot: Sequence[bool]) -> Ids:
+        if not self.bags:
+            return Ids(values=torch.from_numpy(self.ids).t(), offsets=None, num_features=len(one_hot))
+        values, lengths = [], []
+        columns, bags = iter(self.ids.T), iter(self.bags)
+        ones = np.ones(len(self), dtype=np.int64)
+        for single in one_hot:
+            if single:
+                values.append(next(columns))
+                lengths.append(ones)
+            else:
+                bag = next(bags)
+                values.append(bag.flat)
+                lengths.append(bag.lengths)
+        return Ids(
+            values=torch.from_numpy(np.concatenate(values)),
+            offsets=torch.from_numpy(offsets_of(np.concatenate(lengths))),
+            num_features=len(one_hot),
+        )

@@ -1,0 +1,213 @@
+"""A split of a prepared data folder, memory-mapped: rows in file order, as Batches that view the files.
+
+Opening reads `schema.json` and the files' footers; a row costs memory when it is looked at, and the operating system
+may take that memory back. The format is in `docs/formats.md`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from holdall.batch import Batch
+from holdall.data.columns import Array, Columns, Ragged
+from holdall.errors import DataError, suggest
+from holdall.files import sha256
+from holdall.schema import SCHEMA_FILE, DataFile, Schema
+
+CURE = "copy the folder again, or make it again with `holdall prepare`"
+
+
+class DataSet:
+    """The rows of one split, 0..len-1.
+
+    A missing or damaged file is a DataError. Sizes are always checked against `schema.json`; `verify` also checks
+    the files' hashes, which reads all of them. Batches are views of the mapped files: whoever writes into one changes
+    a private copy of the page, never the file, but every other view of it in this process too, so don't.
+    """
+
+    def __init__(self, folder: str | Path, split: str = "train", verify: bool = False):
+        self.folder = Path(folder)
+        if not self.folder.is_dir():
+            raise DataError(f"no data folder {self.folder}: name one that `holdall prepare` made")
+        self.schema = Schema.load(self.folder)
+        if split not in self.schema.splits:
+            raise DataError(f"{self.folder} has no split '{split}'{suggest(split, self.schema.splits)}")
+        self.split = split
+        self.files = self.schema.splits[split].files
+        self._one_hot = [feature.one_hot for feature in self.schema.features]
+        self._columns = [read_columns(self.folder, file, self.schema, verify=verify) for file in self.files]
+        self._starts = [0, *accumulate(len(columns) for columns in self._columns)]
+        if len(self) != self.schema.splits[split].rows:
+            raise DataError(
+                f"the files of split '{split}' in {self.folder} hold {len(self)} rows, but {SCHEMA_FILE} says "
+                f"{self.schema.splits[split].rows}: {CURE}"
+            )
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Rows start..stop: views of a file, or copies where the range crosses from one file to the next."""
+        return self.columns(start, stop).batch(self._one_hot)
+
+    def join(self, *ranges: tuple[int, int]) -> Batch:
+        """The rows of several ranges, one range after the other, copied."""
+        return Columns.concatenate([self.columns(start, stop) for start, stop in ranges]).batch(self._one_hot)
+
+    def columns(self, start: int, stop: int) -> Columns:
+        """Rows start..stop as arrays; like `slice`, without making a Batch of them."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"rows {start}..{stop} of a split of {len(self)}")
+        parts = []
+        file = max(0, bisect_right(self._starts, start) - 1)
+        while file < len(self._columns) and self._starts[file] < stop:
+            first = self._starts[file]
+            columns = self._columns[file]
+            parts.append(columns.slice(max(start - first, 0), min(stop - first, len(columns))))
+            file += 1
+        return Columns.concatenate(parts) if parts else self._no_rows()
+
+    def take(self, rows: Array) -> Batch:
+        """The named rows, in that order, copied."""
+        rows = np.asarray(rows, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")
+        in_order = rows[order]  # so that each file and each page is visited once
+        bounds = np.searchsorted(in_order, self._starts)
+        parts = [
+            columns.take(in_order[start:stop] - first)
+            for columns, first, start, stop in zip(self._columns, self._starts, bounds, bounds[1:], strict=False)
+            if start < stop
+        ]
+        if not parts:
+            return self._no_rows().batch(self._one_hot)
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return Columns.concatenate(parts).take(back).batch(self._one_hot)
+
+    def probability(self) -> Array:
+        """[R] float32: the planted click probability of every row, which only synthetic sets have."""
+        parts = [columns.probability for columns in self._columns]
+        found = [part for part in parts if part is not None]
+        if len(found) != len(parts):
+            raise DataError(f"{self.folder} has no planted probability: only synthetic data sets do")
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+
+    def labels(self) -> Array:
+        """[R] uint8: the label of every row."""
+        return np.concatenate([np.zeros(0, dtype=np.uint8), *(columns.label for columns in self._columns)])
+
+    def _no_rows(self) -> Columns:
+        num_bags = self._one_hot.count(False)
+        return Columns(
+            label=np.zeros(0, dtype=np.uint8),
+            dense=np.zeros((0, self.schema.num_dense), dtype=np.float32),
+            ids=np.zeros((0, len(self._one_hot) - num_bags), dtype=np.int32),
+            bags=(Ragged(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int32)),) * num_bags,
+        )
+
+
+def read_columns(folder: Path, file: DataFile, schema: Schema, verify: bool = False) -> Columns:
+    """Map one Arrow IPC file of a split and view its columns."""
+    path = folder / file.name
+    if Path(file.name).name != file.name:
+        raise DataError(f"{folder / SCHEMA_FILE} names a file outside its folder ({file.name!r}): {CURE}")
+    try:
+        size = path.stat().st_size
+        if size != file.bytes:
+            state = "truncated" if size < file.bytes else "not the file that was written"
+            raise DataError(f"{path} has {size:,} bytes instead of {file.bytes:,}, so it is {state}: {CURE}")
+        if verify and sha256(path) != file.sha256:
+            raise DataError(f"{path} was changed: its SHA-256 is not the one in {SCHEMA_FILE}; {CURE}")
+        columns = _Mapped(path, verify).columns(schema)
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing, but {SCHEMA_FILE} lists it: {CURE}") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as an Arrow IPC file ({error}): {CURE}") from error
+    if len(columns) != file.rows:
+        raise DataError(f"{path} holds {len(columns):,} rows instead of {file.rows:,}: {CURE}")
+    return columns
+
+
+class _Mapped:
+    """One Arrow IPC file in memory, and numpy views of its buffers.
+
+    The map is private and writable (copy-on-write), because torch has no read-only tensors: a stray write then costs
+    a page of memory instead of the process, and the file stays as it is.
+    """
+
+    def __init__(self, path: Path, verify: bool):
+        self.path = path
+        with path.open("rb") as file:
+            try:
+                self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except ValueError as error:  # an empty file cannot be mapped
+                raise DataError(f"{path} is empty: {CURE}") from error
+        buffer = pa.py_buffer(self.map)
+        self.address = buffer.address
+        reader = pa.ipc.open_file(buffer)
+        if reader.num_record_batches != 1:
+            raise DataError(f"{path} holds {reader.num_record_batches} record batches instead of one: {CURE}")
+        self.batch = reader.get_batch(0)
+        self.batch.validate(full=verify)
+
+    def columns(self, schema: Schema) -> Columns:
+        num_one_hot = sum(feature.one_hot for feature in schema.features)
+        probability = None
+        if "probability" in self.batch.schema.names:  # a name that no bag may have
+            probability = self.view(self.column("probability", "float32", pa.types.is_float32))
+        return Columns(
+            label=self.view(self.column("label", "uint8", pa.types.is_uint8)),
+            dense=self.matrix("dense", schema.num_dense, pa.float32()),
+            ids=self.matrix("ids", num_one_hot, pa.int32(), pa.int64()),
+            bags=tuple(self.ragged(feature.name) for feature in schema.features if not feature.one_hot),
+            probability=probability,
+        )
+
+    def column(self, name: str, wanted: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:
+        if name not in self.batch.schema.names:
+            raise DataError(f"{self.path} has no column '{name}': {CURE}")
+        column = self.batch.column(name)
+        if not fits(column.type):
+            raise DataError(f"column '{name}' of {self.path} is {column.type} instead of {wanted}: {CURE}")
+        if column.null_count:
+            raise DataError(f"column '{name}' of {self.path} has {column.null_count} nulls: {CURE}")
+        return column
+
+    def matrix(self, name: str, width: int, *types: pa.DataType) -> Array:
+        """[R, width] view of a fixed-size-list column; a width of 0 needs no column."""
+        if width == 0:
+            return np.zeros((len(self.batch), 0), dtype=types[0].to_pandas_dtype())
+
+        def fits(kind: pa.DataType) -> bool:
+            return pa.types.is_fixed_size_list(kind) and kind.list_size == width and kind.value_type in types
+
+        wanted = f"a fixed-size list of {width} {' or '.join(map(str, types))}"
+        column = self.column(name, wanted, fits)
+        return self.view(column.flatten()).reshape(len(column), width)
+
+    def ragged(self, name: str) -> Ragged:
+        def fits(kind: pa.DataType) -> bool:
+            return pa.types.is_list(kind) and kind.value_type in (pa.int32(), pa.int64())
+
+        column = self.column(name, "a list of int32 or int64", fits)
+        offsets = self.view(column.offsets) if len(column) else np.zeros(1, dtype=np.int32)
+        return Ragged(self.view(column.values), offsets)
+
+    def view(self, array: pa.Array) -> Array:
+        """A numpy view of a primitive array, straight into the map."""
+        if array.null_count:
+            raise DataError(f"{self.path} has a list with {array.null_count} nulls in it: {CURE}")
+        dtype = np.dtype(array.type.to_pandas_dtype())
+        if len(array) == 0:
+            return np.zeros(0, dtype=dtype)
+        start = array.buffers()[1].address - self.address + array.offset * dtype.itemsize
+        if not 0 <= start <= len(self.map) - len(array) * dtype.itemsize:
+            raise DataError(f"{self.path} is a compressed Arrow file, which cannot be mapped: {CURE}")
+        return np.frombuffer(self.map, dtype=dtype, count=len(array), offset=start)

@@ -1,0 +1,132 @@
+"""Raw rows as a Batch, with the id maps and transforms that a data set was prepared with: how new rows are scored.
+
+Columns are named as in `schema.json`. Needs neither polars nor the raw files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdall.batch import Batch
+from holdall.data.columns import Columns, Ragged, offsets_of
+from holdall.data.dense import transform
+from holdall.data.id_map import load_id_maps
+from holdall.errors import DataError, suggest
+from holdall.schema import DenseColumn, Feature, Schema
+
+Array = npt.NDArray[Any]
+Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
+"""Columns by name: numbers for dense columns, text for features, lists of text for bags and sequences."""
+
+
+class Encoder:
+    """The maps and transforms of one prepared data set, loaded once.
+
+    Memory: about 40 bytes a row of the maps, once each has been used.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.schema = Schema.load(Path(folder))
+        self.maps = load_id_maps(folder)
+        self.num_unseen = {feature.name: 0 for feature in self.schema.features}
+        """Lookups so far that became a feature's unseen row."""
+
+    def encode(self, table: Table) -> Batch:
+        """The rows of `table`. A missing value is null or ""; without the label column, labels are 0."""
+        table = as_table(table)
+        dense = np.empty((table.num_rows, self.schema.num_dense), dtype=np.float32)
+        for index, column in enumerate(self.schema.dense):
+            dense[:, index] = transform(numbers(find(table, column.name), column), column)
+        singles, bags = [], []
+        for feature in self.schema.features:
+            values = find(table, feature.name)
+            if feature.one_hot:
+                singles.append(self._ids(feature, values))
+            else:
+                texts, lengths = pieces(values, feature)
+                bags.append(Ragged(self._ids(feature, texts), offsets_of(lengths)))
+        ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
+        columns = Columns(label=self._label(table), dense=dense, ids=ids, bags=tuple(bags))
+        return columns.batch([feature.one_hot for feature in self.schema.features])
+
+    def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray) -> Array:
+        try:
+            ids = self.maps[feature.name].apply(values)
+        except pa.ArrowException as error:
+            raise DataError(f"feature '{feature.name}' needs text, not {values.type} ({error})") from error
+        self.num_unseen[feature.name] += int(np.count_nonzero(ids == feature.unseen))
+        return ids
+
+    def _label(self, table: pa.Table) -> Array:
+        if self.schema.label not in table.column_names:
+            return np.zeros(table.num_rows, dtype=np.uint8)
+        label = numbers(table[self.schema.label], DenseColumn(name=self.schema.label))
+        wrong = np.flatnonzero((label != 0) & (label != 1))
+        if len(wrong):
+            raise DataError(
+                f"the label '{self.schema.label}' is {label[wrong[0]]} in row {wrong[0]} instead of 0 or 1: "
+                f"correct it, or leave the column out"
+            )
+        return label.astype(np.uint8)
+
+
+def encode_rows(folder: str | Path, table: Table) -> Batch:
+    """Encode raw rows with the maps of a prepared data set; use an `Encoder` to do it more than once."""
+    return Encoder(folder).encode(table)
+
+
+def as_table(table: Table) -> pa.Table:
+    if isinstance(table, pa.Table):
+        return table
+    try:
+        return pa.table(dict(table))
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(f"the rows are not columns of equal length and one type each ({error})") from error
+
+
+def find(table: pa.Table, name: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        raise DataError(f"the rows have no column '{name}'{suggest(name, table.column_names)}")
+    return table[name]
+
+
+def numbers(values: pa.ChunkedArray, column: DenseColumn) -> Array:
+    """[R] float64, NaN where missing."""
+    try:
+        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+            values = pc.if_else(pc.equal(values, ""), None, values)
+        found = values.cast(pa.float64()).to_numpy()
+    except pa.ArrowException as error:
+        raise DataError(f"column '{column.name}' holds something that is not a number ({error})") from error
+    infinite = np.flatnonzero(np.isinf(found))
+    if len(infinite):
+        raise DataError(f"column '{column.name}' is not a finite number in row {infinite[0]}")
+    return found
+
+
+def pieces(values: pa.ChunkedArray, feature: Feature) -> tuple[pa.Array, Array]:
+    """The texts of all lists, [L], and how many each row has, [R]: no empty ones, at most `max_length` a row."""
+    try:
+        lists = values.cast(pa.large_list(pa.large_string())).combine_chunks()
+    except pa.ArrowException as error:
+        raise DataError(f"{feature.kind} '{feature.name}' needs a list of texts a row, not {values.type}") from error
+    lengths = np.asarray(lists.value_lengths().fill_null(0), dtype=np.int64)
+    texts = lists.flatten()
+    rows = np.repeat(np.arange(len(lists)), lengths)
+    keep = np.flatnonzero(np.asarray(pc.not_equal(texts.fill_null(""), "")))
+    rows = rows[keep]
+    lengths = np.bincount(rows, minlength=len(lists))
+    if feature.max_length is not None:
+        place = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # within its row, from 0
+        if feature.kind == "sequence":  # counted from the end
+            place = np.repeat(lengths, lengths) - 1 - place
+        keep = keep[place < feature.max_length]
+        lengths = np.minimum(lengths, feature.max_length)
+    return texts.take(pa.array(keep)), lengths

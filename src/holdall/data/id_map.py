@@ -1,0 +1,173 @@
+"""Which id a raw value has: the map of one feature, as `ids/<feature>.arrow` holds it.
+
+Row number = id, in popularity order: by count in the training split, descending; equal counts by the value's UTF-8
+bytes, ascending. The `unseen` row (a null value) stands for every value that is not in the map; its count is what
+`rare_below` folded into it, and among equal counts it comes last. A missing value is the empty string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdall.errors import DataError
+from holdall.schema import Schema
+
+IDS_FOLDER = "ids"
+FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` far from overflowing
+
+Array = npt.NDArray[Any]
+
+
+class IdMap:
+    """Values and counts by id, and the way back from a value to its id.
+
+    The first `apply` builds an index of 12 to 16 bytes a row (sorted hashes and ids); a lookup then takes two binary
+    searches and one comparison of strings, so it is exact.
+    """
+
+    def __init__(self, values: pa.Array, counts: Array, unseen: int):
+        self.values = values.cast(pa.large_string())
+        """[num_rows] text; null at the unseen row."""
+        self.counts = np.asarray(counts, dtype=np.int64)
+        """[num_rows] occurrences in the training split, not increasing."""
+        self.unseen = unseen
+        assert len(self.values) == len(self.counts)
+        assert self.values.null_count == 1
+        assert not self.values[unseen].is_valid
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.counts)
+
+    @property
+    def dtype(self) -> type[np.int32 | np.int64]:
+        """The integer that ids are stored as."""
+        return id_dtype(self.num_rows)
+
+    def save(self, path: str | Path) -> None:
+        table = pa.table({"value": self.values, "count": self.counts})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, FILE_SCHEMA) as writer:
+            for start in range(0, self.num_rows, ROWS_PER_BATCH):
+                writer.write_table(table.slice(start, ROWS_PER_BATCH).cast(FILE_SCHEMA))
+
+    @classmethod
+    def load(cls, path: str | Path) -> IdMap:
+        try:
+            with pa.memory_map(str(path)) as file:
+                table = pa.ipc.open_file(file).read_all()
+        except FileNotFoundError:
+            raise DataError(f"the id map {path} is missing: prepare the data set again") from None
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"the id map {path} cannot be read ({error}): prepare the data set again") from error
+        if not table.schema.equals(FILE_SCHEMA):
+            raise DataError(f"{path} is not an id map: its columns are {table.schema.names}")
+        values = table["value"].cast(pa.large_string()).combine_chunks()
+        if values.null_count != 1:
+            raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
+        unseen = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+        return cls(values, table["count"].to_numpy(), unseen)
+
+    def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> Array:
+        """[R] ids of R raw values; null is missing, and what the map does not hold becomes `unseen`."""
+        queries = as_text(values)
+        hashes = hash_strings(queries)
+        sorted_hashes, ids = self._index
+        found = np.full(len(queries), self.unseen, dtype=self.dtype)
+        where = np.searchsorted(sorted_hashes, hashes)
+        left = np.arange(len(queries))  # queries still to be answered; `where` is their place in the index
+        while True:  # once, and again only for queries whose hash belongs to another value too
+            possible = where < len(sorted_hashes)
+            possible[possible] = sorted_hashes[where[possible]] == hashes[left[possible]]
+            where, left = where[possible], left[possible]
+            if not len(left):
+                return found
+            candidates = ids[where]
+            equal = pc.equal(self.values.take(pa.array(candidates)), queries.take(pa.array(left)))
+            equal = equal.to_numpy(zero_copy_only=False)
+            found[left[equal]] = candidates[equal]
+            where, left = where[~equal] + 1, left[~equal]
+
+    @cached_property
+    def _index(self) -> tuple[Array, Array]:
+        """Hashes of all values in ascending order, and the id of each; without the unseen row."""
+        hashes = hash_strings(self.values)
+        order = np.argsort(hashes, kind="stable")
+        order = order[order != self.unseen]
+        return hashes[order], order.astype(self.dtype)
+
+
+def id_dtype(num_rows: int) -> type[np.int32 | np.int64]:
+    """int32 while every id below `num_rows` fits."""
+    return np.int32 if num_rows < 2**31 else np.int64
+
+
+def as_text(values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> pa.LargeStringArray:
+    """Raw values as the text they are known by, missing ones as the empty string."""
+    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if not is_nameable(array.type):
+        raise DataError(f"categorical values must be text, integers or booleans, not {array.type}: store them as text")
+    array = array.cast(pa.large_string())
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    return array.fill_null("") if array.null_count else array
+
+
+def is_nameable(kind: pa.DataType) -> bool:
+    """Whether values of this Arrow type have one obvious text. Floats and dates do not: 1.0 or 1?"""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return any(
+        test(kind)
+        for test in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_integer,
+            pa.types.is_boolean,
+            pa.types.is_null,
+        )
+    )
+
+
+def hash_strings(strings: pa.LargeStringArray) -> Array:
+    """[R] 64-bit FNV-1a hashes of the strings' bytes, a byte of all strings at a time."""
+    _, offset_buffer, data_buffer = strings.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
+    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
+    lengths = np.diff(offsets)
+    hashes = np.full(len(strings), 0xCBF29CE484222325, dtype=np.uint64)
+    longer = np.arange(len(strings))
+    for index in range(int(lengths.max(initial=0))):
+        longer = longer[lengths[longer] > index]
+        hashes[longer] = (hashes[longer] ^ data[offsets[longer] + index]) * np.uint64(0x100000001B3)
+    return hashes
+
+
+def id_map_path(folder: str | Path, feature: str) -> Path:
+    """Where a feature's map is; characters that file names cannot hold are percent-encoded."""
+    return Path(folder) / IDS_FOLDER / f"{quote(feature, safe='')}.arrow"
+
+
+def load_id_maps(folder: str | Path) -> dict[str, IdMap]:
+    """The maps of a prepared data set, by feature; features that share a table share the object."""
+    schema = Schema.load(Path(folder))
+    by_table: dict[str, IdMap] = {}
+    maps = {}
+    for feature in schema.features:
+        table = feature.table or feature.name
+        if table not in by_table:
+            by_table[table] = IdMap.load(id_map_path(folder, feature.name))
+        maps[feature.name] = by_table[table]
+        if maps[feature.name].num_rows != feature.num_rows or maps[feature.name].unseen != feature.unseen:
+            raise DataError(f"the id map of '{feature.name}' in {folder} does not fit schema.json: prepare it again")
+    return maps

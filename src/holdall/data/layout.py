@@ -1,0 +1,146 @@
+"""Which raw column means what: the description that both the Criteo format and a TOML schema come down to."""
+
+from __future__ import annotations
+
+import codecs
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdall.errors import ConfigError
+from holdall.schema import FeatureKind
+
+RESERVED = (
+    "label",
+    "dense",
+    "ids",
+    "probability",
+)  # columns of a split file that a bag or sequence must not be named after
+
+COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How lines of text become columns."""
+
+    separator: str = ","
+    quote: str = ""
+    """Character around fields that hold separators; empty when a quote is a character like any other."""
+    escape: str = ""
+    """Character that, before a quote inside a quoted field, makes it plain; a doubled quote is always plain."""
+    encoding: str = "utf-8"
+    header: bool = False
+    """Whether the first line of every file names its columns."""
+    columns: tuple[str, ...] = ()
+    """Names of the columns, in order, for files without a header."""
+    missing: tuple[str, ...] = ()
+    """Fields that mean "missing", besides the empty one."""
+    multiline: bool = False
+    """Whether a quoted field may hold line breaks."""
+
+    def __post_init__(self) -> None:
+        if len(self.separator.encode()) != 1 or self.separator in "\r\n":
+            raise ConfigError(f"the separator must be one ASCII character, not {self.separator!r}")
+        if len(self.quote.encode()) > 1 or self.quote == self.separator:
+            raise ConfigError(f"the quote must be one ASCII character or empty, not {self.quote!r}")
+        if len(self.escape.encode()) > 1 or (self.escape and not self.quote):
+            raise ConfigError(f"escape must be one ASCII character, and needs a quote, but is {self.escape!r}")
+        if self.multiline and not self.quote:
+            raise ConfigError("multiline needs a quote character: only quoted fields can hold line breaks")
+        if self.header == bool(self.columns):
+            raise ConfigError("name the columns when there is no header line, and only then (header, columns)")
+        try:
+            codecs.lookup(self.encoding)
+            superset = "\n".encode(self.encoding) == b"\n" and ',"'.encode(self.encoding) == b',"'
+        except (LookupError, UnicodeError):
+            raise ConfigError(
+                f"unknown encoding '{self.encoding}': use a Python codec such as utf-8, latin-1"
+            ) from None
+        if not superset:  # blocks are cut at newline bytes, before decoding
+            raise ConfigError(f"encoding '{self.encoding}' does not extend ASCII: convert the files to utf-8 first")
+
+
+@dataclass(frozen=True)
+class Positive:
+    """The rule that makes a number a label: `number OP threshold`."""
+
+    comparison: str
+    threshold: float
+
+    def __call__(self, number: Any) -> Any:
+        return COMPARISONS[self.comparison](number, self.threshold)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawDense:
+    """A numeric column of the raw data."""
+
+    name: str
+    column: str
+    transform: Literal["log", "standard", "none"] | None = None
+    """Its own transform; None takes the one of the whole run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawFeature:
+    """A categorical feature of the raw data."""
+
+    name: str
+    column: str
+    kind: FeatureKind = "categorical"
+    separator: str | None = None
+    """What stands between the values of a bag or sequence in a text column; None where the column holds lists."""
+    max_length: int | None = None
+    """Bags keep their first `max_length` values, sequences their last."""
+    table: str | None = None
+    """Name of a table shared with other features; a feature's own name names its table."""
+
+    @property
+    def table_name(self) -> str:
+        return self.table or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The raw columns that make up a data set."""
+
+    label: str
+    positive: Positive | None = None
+    """None: the label column holds 0 and 1."""
+    dense: tuple[RawDense, ...] = ()
+    features: tuple[RawFeature, ...] = ()
+    text: TextFormat | None = None
+    """For text files; Parquet files describe themselves."""
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.dense] + [feature.name for feature in self.features]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ConfigError(f"names of dense columns and features must differ, but these repeat: {repeated}")
+        if not names:
+            raise ConfigError("the schema names no dense column and no feature: there is nothing to learn from")
+        for feature in self.features:
+            if feature.kind != "categorical" and feature.name in RESERVED:
+                raise ConfigError(f"a {feature.kind} must not be named '{feature.name}': choose another name")
+            if feature.max_length is not None and feature.max_length < 1:
+                raise ConfigError(f"max_length of '{feature.name}' is {feature.max_length}, but must be 1 or more")
+
+    @property
+    def used_columns(self) -> tuple[str, ...]:
+        """Every raw column that is read, once each, label first."""
+        used = [self.label, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
+        return tuple(dict.fromkeys(used))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the value tables, once each, in the order of the features."""
+        return tuple(dict.fromkeys(feature.table_name for feature in self.features))

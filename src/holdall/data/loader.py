@@ -1,0 +1,229 @@
+"""Batches of a split, epoch after epoch: shuffled by seed, shared among processes, fetched ahead, resumable.
+
+The order of an epoch is a function of (seed, epoch, batch size, rows) and nothing else, so the place in the data is
+two numbers, and any number of processes sees the same global batches.
+"""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from holdall.batch import Batch
+from holdall.data.dataset import DataSet
+from holdall.errors import CheckpointError, ConfigError, DataError
+
+Shuffle = Literal["blocks", "rows", "none"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the data, the same for every rank: so much of this epoch has been given."""
+
+    epoch: int
+    batch: int
+    """Global batches of the epoch given so far: what to pass as `start_batch`."""
+    sample: int
+    """Samples of the epoch given so far, by all ranks together."""
+
+
+class Loader:
+    """Gives the batches of a split; `batch_size` is the global one, of which each rank gets its contiguous share.
+
+    How `shuffle` orders an epoch:
+
+    - `blocks` (or True): the rows, taken as a ring, are cut into contiguous blocks of `batch_size` from a starting
+      row that the epoch draws, and the blocks come in an order that the epoch draws; the block that is short, if any,
+      comes last. A batch is one contiguous slice of the mapped files, so nothing is copied. It does *not* mix rows:
+      neighbours stay neighbours, except where an epoch's starting row cuts between them. That is enough when the rows
+      of the files are in no particular order; where they are sorted (by user, by time), the gradients of a
+      batch are correlated: shuffle while preparing, or use `rows`.
+    - `rows`: a full random permutation; every batch is gathered and copied. Needs 8 bytes a row and random reads, so
+      it is for sets that fit in memory.
+    - `none` (or False): file order.
+
+    Every row comes exactly once an epoch, but for `rows % batch_size` of them when `drop_last`. Rank r of W gets rows
+    `n * r // W .. n * (r + 1) // W` of a global batch of n: shares differ by one sample at most, and are empty for
+    some ranks when n < W. `prefetch` batches are made, and their pages read, by a thread ahead of use; 0 makes each
+    when asked for.
+    """
+
+    def __init__(
+        self,
+        data: DataSet,
+        batch_size: int,
+        *,
+        shuffle: Shuffle | bool = "blocks",
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        prefetch: int = 2,
+    ):
+        if isinstance(shuffle, bool):
+            shuffle = "blocks" if shuffle else "none"
+        if shuffle not in get_args(Shuffle):
+            raise ConfigError(f"shuffle is {shuffle!r}: choose blocks, rows or none")
+        if batch_size < 1:
+            raise ConfigError(f"the batch size is {batch_size}: it must be at least 1")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} of a world of {world_size}: ranks go from 0 to {world_size - 1}")
+        if seed < 0:
+            raise ConfigError(f"the seed is {seed}: it must be 0 or more")
+        if prefetch < 0:
+            raise ConfigError(f"prefetch is {prefetch}: it must be 0 (no thread) or more")
+        if len(data) == 0:
+            raise DataError(f"split '{data.split}' of {data.folder} has no rows: choose another split or prepare more")
+        if drop_last and len(data) < batch_size:
+            raise ConfigError(
+                f"a batch of {batch_size} is more than the {len(data)} rows of split '{data.split}', and drop_last "
+                f"drops what is not a full batch: lower the batch size"
+            )
+        self.data = data
+        self.batch_size = batch_size
+        self.shuffle: Shuffle = shuffle
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.drop_last = drop_last
+        self.prefetch = prefetch
+
+    @property
+    def num_batches(self) -> int:
+        """Batches an epoch."""
+        if self.drop_last:
+            return len(self.data) // self.batch_size
+        return -(-len(self.data) // self.batch_size)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples an epoch, over all ranks."""
+        return min(len(self.data), self.num_batches * self.batch_size)
+
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """Batches `start_batch`.. of an epoch, this rank's share of each. Closing the iterator stops its thread."""
+        if not 0 <= start_batch <= self.num_batches:
+            raise ConfigError(f"batch {start_batch} of an epoch of {self.num_batches}")
+        if self.prefetch == 0:
+            return self._batches(epoch, start_batch)
+        return prefetched(lambda: self._batches(epoch, start_batch), self.prefetch)
+
+    def state(self, epoch: int, num_given: int) -> dict[str, Any]:
+        """What a checkpoint keeps (as JSON) to go on after `num_given` batches of an epoch."""
+        if num_given >= self.num_batches:
+            epoch, num_given = epoch + 1, 0
+        return {"epoch": epoch, "sample": num_given * self.batch_size, **self._order()}
+
+    def load_state(self, state: dict[str, Any]) -> Position:
+        """Where to go on: `epoch(position.epoch, position.batch)`. The number of processes may have changed; what
+        decides the order of the samples may not."""
+        for name, value in self._order().items():
+            if state.get(name) != value:
+                raise CheckpointError(
+                    f"the checkpoint was made with {name} {state.get(name)!r} and this run has {value!r}, so it cannot "
+                    f"go on at the same sample: use the same {name}, or start a new run"
+                )
+        epoch, sample = state.get("epoch"), state.get("sample")
+        if not (isinstance(epoch, int) and isinstance(sample, int) and epoch >= 0):
+            raise CheckpointError(f"the checkpoint has no place in the data (epoch {epoch!r}, sample {sample!r})")
+        if sample % self.batch_size or not 0 <= sample < self.num_samples:
+            raise CheckpointError(f"the checkpoint stands at sample {sample} of an epoch of {self.num_samples}")
+        return Position(epoch=epoch, batch=sample // self.batch_size, sample=sample)
+
+    def _order(self) -> dict[str, Any]:
+        """All that the order of samples depends on, besides the epoch."""
+        return {
+            "rows": len(self.data),
+            "batch_size": self.batch_size,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+    def _batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+        rng = np.random.default_rng([self.seed, epoch])
+        num_rows = len(self.data)
+        if self.shuffle == "rows":
+            order = rng.permutation(num_rows)
+            for start, stop in self._shares(np.arange(start_batch, self.num_batches)):
+                yield self.data.take(order[start:stop])
+            return
+        first_row = 0
+        blocks = np.arange(self.num_batches)
+        if self.shuffle == "blocks":
+            first_row = int(rng.integers(num_rows))
+            rng.shuffle(blocks[: num_rows // self.batch_size])  # the short block, if there is one, stays last
+        for start, stop in self._shares(blocks[start_batch:]):
+            yield self._ring_slice(first_row + start, first_row + stop)
+
+    def _shares(self, blocks: np.ndarray) -> Iterator[tuple[int, int]]:
+        """This rank's rows of each block."""
+        for block in blocks.tolist():
+            start = block * self.batch_size
+            size = min(self.batch_size, len(self.data) - start)
+            yield start + size * self.rank // self.world_size, start + size * (self.rank + 1) // self.world_size
+
+    def _ring_slice(self, start: int, stop: int) -> Batch:
+        """Rows start..stop counted modulo the number of rows; copied where they pass the end."""
+        num_rows = len(self.data)
+        if start >= num_rows:
+            start, stop = start - num_rows, stop - num_rows
+        if stop <= num_rows:
+            return self.data.slice(start, stop)
+        return self.data.join((start, num_rows), (0, stop - num_rows))
+
+
+def prefetched(make: Callable[[], Iterator[Batch]], depth: int) -> Iterator[Batch]:
+    """What `make()` yields, made by a thread up to `depth` batches ahead (and one in its hands).
+
+    The thread starts at the first `next` and ends with the iterator: when it is exhausted, closed or collected. An
+    error in the thread is raised here, after the batches that came before it.
+    """
+    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=depth)
+    stop = threading.Event()
+
+    def produce() -> None:
+        last: BaseException | None = None
+        try:
+            for batch in make():
+                page_in(batch)
+                if stop.is_set():
+                    return
+                ready.put(batch)
+        except BaseException as error:  # whatever it was belongs to the consumer
+            last = error
+        if not stop.is_set():
+            ready.put(last)
+
+    thread = threading.Thread(target=produce, name="holdall-loader", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        # The thread may be waiting for room, for one `put` at most: make some, and it sees `stop`. (A garbage
+        # collection that happens to run in the thread itself may close this iterator there; it cannot wait for itself.)
+        while thread.is_alive() and thread is not threading.current_thread():
+            with suppress(queue.Empty):
+                ready.get_nowait()
+            thread.join(timeout=0.01)
+
+
+def page_in(batch: Batch) -> None:
+    """Read one element of each page under a batch, so that the disk is waited for here and not in the training step.
+
+    Torch rather than numpy, because it lets go of the interpreter's lock while a page is read.
+    """
+    for tensor in (batch.dense, batch.ids.values.t()):
+        if tensor.numel():
+            tensor.reshape(-1)[:: mmap.PAGESIZE // tensor.element_size()].sum()

@@ -1,0 +1,194 @@
+"""The two passes of preparing. The first reads and counts; the second puts ids into popularity order.
+
+Raw text is parsed once: the first pass writes what it parsed, with provisional ids, to a temporary folder, and the
+second turns provisional ids into ids by one array lookup each. Memory holds a block of rows and the distinct values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from holdall.data.arrow_files import Spill, read_batch, write_split_file
+from holdall.data.bad_rows import BadRows
+from holdall.data.dense import Moments, transform
+from holdall.data.id_map import id_map_path
+from holdall.data.layout import Layout
+from holdall.data.numbering import Numbering
+from holdall.data.read_parquet import SUFFIXES, read_parquet
+from holdall.data.read_text import read_text
+from holdall.data.rows import Rows, import_polars
+from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
+from holdall.schema import DataFile, DenseColumn, Feature, Split
+
+Array = npt.NDArray[Any]
+Progress = Callable[[str, int, int], None]
+"""Called as (stage, done, total) while work goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRule:
+    """How rows are dealt to the splits."""
+
+    valid: float
+    test: float
+    seed: int
+    test_file: Path | None = None
+    """Every row of this file is a test row, and `test` is not drawn from the others."""
+
+    def draw(self, source: Path, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        if source == self.test_file:
+            return np.full(len(numbers), TEST, dtype=np.uint8)
+        return draw_splits(numbers, self.seed, self.valid, 0.0 if self.test_file else self.test)
+
+
+class FirstPass:
+    """Reads every source once: numbers and counts values, sums up dense columns, spills the rows."""
+
+    def __init__(self, layout: Layout, rule: SplitRule, folder: Path, rows_per_file: int):
+        folder.mkdir()
+        self.layout = layout
+        self.rule = rule
+        self.tables = {name: Numbering() for name in layout.tables}
+        self.moments = [Moments() for _ in layout.dense]
+        self.spills = [Spill(folder, split, rows_per_file) for split in SPLITS]
+        self.num_rows = 0
+        """Rows read so far, refused ones counted."""
+
+    def run(self, sources: Sequence[Path], bad_rows: BadRows, progress: Progress) -> None:
+        total = sum(source.stat().st_size for source in sources)
+        done = 0
+        for source in sources:
+            first_row = self.num_rows
+            with closing(self._read(source)) as blocks:
+                for rows in blocks:
+                    bad_rows.add(source, rows.refused)
+                    self._take(rows, self.rule.draw(source, rows.numbers + first_row))
+                    self.num_rows += rows.num_rows
+                    progress("read", done + rows.position, total)
+            done += source.stat().st_size
+        for spill in self.spills:
+            spill.finish()
+
+    def _read(self, source: Path) -> Generator[Rows]:
+        if source.suffix in SUFFIXES:
+            return read_parquet(source, self.layout)
+        return read_text(source, self.layout)
+
+    def _take(self, rows: Rows, splits: npt.NDArray[np.uint8]) -> None:
+        table = self._number(rows)
+        features = [(f"feature{index}", feature) for index, feature in enumerate(self.layout.features)]
+        for column, feature in features:
+            self.tables[feature.table_name].see(flat(table[column]))
+        for split in np.unique(splits):
+            part = table if (splits == split).all() else table.filter(pa.array(splits == split))
+            if split == TRAIN:
+                for column, feature in features:
+                    self.tables[feature.table_name].count(flat(part[column]))
+                for index, moments in enumerate(self.moments):
+                    moments.add(part[f"dense{index}"].to_numpy())
+            self.spills[split].add(part)
+
+    def _number(self, rows: Rows) -> pa.Table:
+        """The rows with provisional ids in place of values, and NaN in place of missing numbers."""
+        pl = import_polars()
+        columns = [pl.col("label")]
+        columns += [pl.col(f"dense{index}").fill_null(float("nan")) for index in range(len(self.layout.dense))]
+        columns += [
+            self.tables[feature.table_name].expression(f"feature{index}", feature.kind == "categorical")
+            for index, feature in enumerate(self.layout.features)
+        ]
+        return rows.frame.select(columns).to_arrow()
+
+
+def flat(column: pa.ChunkedArray) -> Array:
+    """The numbers of a column, list or not."""
+    if pa.types.is_large_list(column.type):
+        column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], type=column.type.value_type)
+    return column.to_numpy()
+
+
+class SecondPass:
+    """Orders the values, writes the id maps, and rewrites the spilled rows as the files of the splits."""
+
+    def __init__(self, first: FirstPass, folder: Path, rare_below: int, dense: Literal["log", "standard", "none"]):
+        self.first = first
+        self.folder = folder
+        self.rare_below = rare_below
+        self.dense: tuple[DenseColumn, ...] = tuple(
+            moments.column(raw.name, raw.transform or dense)
+            for raw, moments in zip(first.layout.dense, first.moments, strict=True)
+        )
+        self.features: tuple[Feature, ...] = ()
+        self._remaps: dict[str, Array] = {}
+
+    def order(self, progress: Progress) -> None:
+        """Write `ids/<feature>.arrow` for every feature, one table at a time."""
+        id_map_path(self.folder, "").parent.mkdir()
+        made: dict[str, Feature] = {}
+        tables = self.first.layout.tables
+        for done, table in enumerate(tables, start=1):
+            id_map, self._remaps[table] = self.first.tables.pop(table).order(self.rare_below)
+            for raw in self.first.layout.features:
+                if raw.table_name == table:
+                    id_map.save(id_map_path(self.folder, raw.name))
+                    made[raw.name] = Feature(
+                        name=raw.name,
+                        num_rows=id_map.num_rows,
+                        unseen=id_map.unseen,
+                        kind=raw.kind,
+                        max_length=raw.max_length,
+                        table=raw.table,
+                    )
+            progress("order", done, len(tables))
+        self.features = tuple(made[raw.name] for raw in self.first.layout.features)
+
+    def write(self, progress: Progress) -> dict[str, Split]:
+        """Write the files of every split that has rows."""
+        splits = {}
+        total = sum(len(spill.files) for spill in self.first.spills)
+        done = 0
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            for spill in self.first.spills:
+                files, positives = [], 0
+                for file, file_positives in pool.map(self._write_file, spill.files):
+                    files.append(file)
+                    positives += file_positives
+                    done += 1
+                    progress("write", done, total)
+                if files:
+                    rows = sum(file.rows for file in files)
+                    splits[spill.split] = Split(rows=rows, positives=positives, files=tuple(files))
+        return splits
+
+    def _write_file(self, spilled: Path) -> tuple[DataFile, int]:
+        batch = read_batch(spilled)
+        dense = np.empty((batch.num_rows, len(self.dense)), dtype=np.float32)
+        for index, column in enumerate(self.dense):
+            dense[:, index] = transform(batch[f"dense{index}"].to_numpy(), column)
+        remaps = [self._remaps[raw.table_name] for raw in self.first.layout.features]
+        one_hot = [index for index, feature in enumerate(self.features) if feature.one_hot]
+        dtype = np.result_type(np.int32, *(remaps[index].dtype for index in one_hot))
+        ids = np.empty((batch.num_rows, len(one_hot)), dtype=dtype)
+        for place, index in enumerate(one_hot):
+            ids[:, place] = remaps[index][batch[f"feature{index}"].to_numpy()]
+        lists = {}
+        for index, feature in enumerate(self.features):
+            if not feature.one_hot:
+                column = batch[f"feature{index}"]
+                offsets = column.offsets.to_numpy()
+                lists[feature.name] = (remaps[index][column.flatten().to_numpy()], offsets - offsets[0])
+        label = batch["label"].to_numpy()
+        file = write_split_file(self.folder / spilled.name, label, dense, ids, lists)
+        positives = int(label.sum())
+        spilled.unlink()
+        return file, positives

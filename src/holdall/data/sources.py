@@ -1,0 +1,36 @@
+"""The raw files of a data set: patterns expanded, and nothing read twice or not at all."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdall.errors import ConfigError, DataError
+
+
+def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
+    """Files in the order given; a pattern stands for its matches in sorted order."""
+    if not sources:
+        raise ConfigError("no source files were named")
+    files: list[Path] = []
+    for source in map(str, sources):
+        if Path(source).exists():  # a file may have brackets in its name
+            matches = [source]
+        else:
+            matches = sorted(glob.glob(source, recursive=True))
+        if not matches:
+            kind = "no file matches the pattern" if glob.has_magic(source) else "no such file:"
+            raise DataError(f"{kind} {source} (looked from {os.getcwd()}): check the name")
+        files += map(Path, matches)
+    for file in files:
+        if file.is_dir():
+            raise DataError(f"{file} is a folder: name its files, as in '{file}/*.gz'")
+        if not os.access(file, os.R_OK):
+            raise DataError(f"{file} cannot be read: check its permissions")
+        if files.count(file) > 1:
+            raise ConfigError(f"{file} is named more than once among the sources: name it once")
+        if out.resolve() in file.resolve().parents:
+            raise ConfigError(f"the source {file} lies in the output folder {out}: write to another folder")
+    return files
