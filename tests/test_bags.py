@@ -117,10 +117,10 @@ def test_state_dict_has_one_weight_a_table_and_loads_across_layouts() -> None:
     torch.testing.assert_close(plain(ids), packed(ids), rtol=0, atol=0)
 
 
-def test_dotted_names() -> None:
-    bags = EmbeddingBags.build({"user.id": 3, "": 2}, 2)
-    assert bags.table("user.id").num_rows == 3
-    assert bags(Ids(torch.tensor([[2], [1]]), None, 2)).shape == (1, 2, 2)
+def test_names_that_torch_does_not_allow() -> None:
+    bags = EmbeddingBags.build({"user.id": 3, "": 2, "items": 4, "training": 5}, 2)
+    assert [bags.table(name).num_rows for name in bags.features] == [3, 2, 4, 5]
+    assert bags(Ids(torch.tensor([[2], [1], [3], [4]]), None, 4)).shape == (1, 4, 2)
 
 
 @pytest.mark.parametrize("bad", [-1, 17, 100_000])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from holdall.bags import EmbeddingBags
 from holdall.batch import Batch, Ids
+from holdall.compress import compress
 from holdall.data.dataset import DataSet
 from holdall.data.encode import encode_rows
 from holdall.data.loader import Loader
@@ -19,11 +20,29 @@ from holdall.errors import HoldallError
 from holdall.inspection import inspect
 from holdall.models import DLRM, DLRMConfig
 from holdall.schema import Feature, Schema
-from holdall.tables import METHODS, Dense, Method, Table
+from holdall.tables import (
+    METHODS,
+    Clustered,
+    Dense,
+    Frobenius,
+    Hashed,
+    HotCold,
+    MemCom,
+    Method,
+    MixedDimension,
+    Quantized,
+    QuotientRemainder,
+    Robe,
+    Sketch,
+    Table,
+    TensorRing,
+    TensorTrain,
+)
+from holdall.tables.budget import suggest_methods
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate, load_model
+from holdall.training.evaluation import evaluate, evaluate_model, load_model
 from holdall.training.optimizers import OptimizerConfig, Optimizers
-from holdall.training.trainer import train
+from holdall.training.trainer import logloss, train
 
 __version__ = "0.1.0"
 
@@ -31,25 +50,41 @@ __all__ = [
     "DLRM",
     "METHODS",
     "Batch",
+    "Clustered",
     "DLRMConfig",
     "DataSet",
     "Dense",
     "EmbeddingBags",
     "Feature",
+    "Frobenius",
+    "Hashed",
     "HoldallError",
+    "HotCold",
     "Ids",
     "Loader",
+    "MemCom",
     "Method",
+    "MixedDimension",
     "OptimizerConfig",
     "Optimizers",
     "PrepareConfig",
+    "Quantized",
+    "QuotientRemainder",
+    "Robe",
     "Schema",
+    "Sketch",
     "Table",
+    "TensorRing",
+    "TensorTrain",
     "TrainConfig",
+    "compress",
     "encode_rows",
     "evaluate",
+    "evaluate_model",
     "inspect",
     "load_model",
+    "logloss",
     "prepare",
+    "suggest_methods",
     "train",
 ]

@@ -204,27 +204,52 @@ class EmbeddingBags(nn.Module):
         """Bytes of all tables; what several of them share counts once."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.parameters(), *self.buffers()))
 
-    def forward(self, ids: Ids) -> Tensor:
-        """Pooled vectors [B, F, dim] of every feature."""
+    def forward(self, ids: Ids, positions: Sequence[int] | None = None) -> Tensor:
+        """Pooled vectors [B, F, dim] of every feature, or of the features at `positions` alone, in that order."""
         self.check(ids)
-        columns: list[Tensor | None] = [None] * self.num_features
+        chosen = range(self.num_features) if positions is None else positions
+        tables = list(self.features.values())
+        columns: dict[int, Tensor] = {}
         for pack in self.packs:
-            positions = [i for i, table in enumerate(self.features.values()) if table in pack.tables]
-            if pack.collects or not torch.is_grad_enabled():
-                vectors = self._lookup(pack, positions, ids)
-                if len(positions) == self.num_features:
+            packed = [position for position in chosen if tables[position] in pack.tables]
+            if packed and self._reads_storage(pack):
+                vectors = self._lookup(pack, packed, ids)
+                if len(packed) == len(chosen):
                     return vectors
-                for position, column in zip(positions, vectors.unbind(1), strict=True):
-                    columns[position] = column
-        for position, name in enumerate(self.features.values()):
-            if columns[position] is None:
+                columns.update(zip(packed, vectors.unbind(1), strict=True))
+        for position in chosen:
+            if position not in columns:
                 values, offsets, weights = ids.bag(position)
+                table = self.table(tables[position])
                 if offsets is None:
                     values, weights = values[:, None], None if weights is None else weights[:, None]
                 else:
-                    offsets = offsets if self.table(name).include_last_offset else offsets[:-1]
-                columns[position] = self.table(name)(values, offsets, weights)
-        return torch.stack([column for column in columns if column is not None], dim=1)
+                    offsets = offsets if table.include_last_offset else offsets[:-1]
+                columns[position] = table(values, offsets, weights)
+        return torch.stack([columns[position] for position in chosen], dim=1)
+
+    def rows(self, ids: Ids, position: int) -> Tensor:
+        """Rows [L, dim] of every id of one feature, in the order of its bags and not pooled; weights play no part.
+
+        Gradients take the way that those of `forward` take.
+        """
+        self._check_feature(ids, position)
+        values = ids.bag(position)[0]
+        name = list(self.features.values())[position]
+        for pack in self.packs:
+            if name in pack.tables and self._reads_storage(pack):
+                pack.repack()
+                parameters = [table.weight for table in pack.tables.values()]
+                return _PackedLookup.apply(pack, values.long() + pack.starts[name], None, None, False, *parameters)
+        table = self.table(name)
+        if values.numel() == 0:
+            return table.rows(values)
+        return table(values[:, None])  # bags of one id: each distinct row is made once, as in `forward`
+
+    @staticmethod
+    def _reads_storage(pack: DensePack) -> bool:
+        """Whether lookups go to the shared storage: not when their gradients belong into `weight.grad`."""
+        return pack.collects or not torch.is_grad_enabled()
 
     def _lookup(self, pack: DensePack, positions: Sequence[int], ids: Ids) -> Tensor:
         """[B, len(positions), dim] from a pack, with one gather."""
@@ -233,7 +258,7 @@ class EmbeddingBags(nn.Module):
         starts = torch.tensor([pack.starts[tables[position]] for position in positions], device=ids.values.device)
         mean = next(iter(pack.tables.values())).mode == "mean"
         parameters = [table.weight for table in pack.tables.values()]
-        everything = len(positions) == self.num_features
+        everything = list(positions) == list(range(self.num_features))
         if ids.offsets is None and ids.weights is None:
             # Sample-major, as batches lie in their files: the result is contiguous for the interaction that follows.
             values = ids.values if everything else ids.values[list(positions)]
@@ -274,16 +299,23 @@ class EmbeddingBags(nn.Module):
                     f"a batch of {self.num_features} features needs F * B + 1 offsets, not {ids.offsets.numel()}"
                 )
             check_offsets(ids.offsets, ids.values.numel(), include_last=True)
-        for position, (feature, limit) in enumerate(zip(self.features, self._limits.tolist(), strict=True)):
-            values, offsets, _ = ids.bag(position)
-            wrong = ((values < 0) | (values >= limit)).nonzero()
-            if wrong.numel():
-                place = int(wrong[0])
-                sample = place if offsets is None else int(torch.searchsorted(offsets, place, right=True)) - 1
-                raise IdError(
-                    f"feature '{feature}' has id {int(values[place])} but its table has {limit} rows "
-                    f"(sample {sample} of the batch): ids go from 0 to {limit - 1}"
-                )
+        for position in range(self.num_features):
+            self._check_feature(ids, position)
+
+    @torch.compiler.disable
+    def _check_feature(self, ids: Ids, position: int) -> None:
+        if ids.values.device.type != "cpu":
+            return
+        feature, limit = list(self.features)[position], int(self._limits[position])
+        values, offsets, _ = ids.bag(position)
+        wrong = ((values < 0) | (values >= limit)).nonzero()
+        if wrong.numel():
+            place = int(wrong[0])
+            sample = place if offsets is None else int(torch.searchsorted(offsets, place, right=True)) - 1
+            raise IdError(
+                f"feature '{feature}' has id {int(values[place])} but its table has {limit} rows "
+                f"(sample {sample} of the batch): ids go from 0 to {limit - 1}"
+            )
 
     def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingBags:
         super()._apply(fn, recurse)
@@ -293,5 +325,6 @@ class EmbeddingBags(nn.Module):
 
 
 def _module_name(name: str) -> str:
-    """A table's name as torch allows it for a submodule (no dots, not empty)."""
-    return name.replace(".", "·") or "·"
+    """A table's name as torch allows it for a submodule: no dots, not empty, no attribute of the dict (`items`)."""
+    name = name.replace(".", "·")
+    return f"{name}·" if not name or hasattr(nn.ModuleDict, name) or name == "training" else name

@@ -106,7 +106,7 @@ def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.ar
         inspection.show(description)
 
 
-def demo(out: Path = Path("demo-run"), rows: int = 200_000, overwrite: bool = False) -> None:
+def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = False) -> None:
     """Generate a click log, prepare it, train on it and measure it: the whole way, on made-up data.
 
     Args:

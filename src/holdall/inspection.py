@@ -101,6 +101,10 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         features.add_row(feature["name"], feature["kind"], f"{feature['rows']:,}", f"{feature['unseen']:,}")
     console.print(features)
     console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
+    met = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
+    told = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in met.items() if number)
+    if told:
+        console.print(f"met while preparing: {told}")
 
 
 def _show_run(found: dict[str, Any], console: Console) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.kernels.interaction import dot_interaction, dot_interaction_reference
+from holdall.kernels.interaction import dot_interaction, dot_interaction_reference, interaction_width
 
 
 def test_planted_products() -> None:
     vectors = torch.tensor([[[1.0, 0.0], [2.0, 3.0], [0.0, 5.0]]])
-    assert dot_interaction(vectors).tolist() == [[1.0, 0.0, 2.0, 0.0, 15.0]]
+    assert dot_interaction(vectors).tolist() == [[1.0, 0.0, 2.0, 0.0, 15.0, 0.0, 0.0, 0.0]]
+    assert interaction_width(3, 2) == 8
+    assert interaction_width(27, 16) == 368
 
 
 @pytest.mark.parametrize(("size", "num_vectors", "dim"), [(5, 4, 3), (1, 2, 1), (7, 27, 16), (3, 1, 4)])
 def test_equals_reference_with_gradient(size: int, num_vectors: int, dim: int) -> None:
     vectors = torch.randn(size, num_vectors, dim, dtype=torch.float64, requires_grad=True)
-    direction = torch.randn(size, dim + num_vectors * (num_vectors - 1) // 2, dtype=torch.float64)
+    direction = torch.randn(size, interaction_width(num_vectors, dim), dtype=torch.float64)
     results = []
     for function in (dot_interaction, dot_interaction_reference):
         output = function(vectors)

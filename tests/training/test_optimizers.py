@@ -9,6 +9,7 @@ from torch import nn
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.errors import ConfigError
+from holdall.tables import Quantized
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers, load_tensors
 
 ROWS = {"a": 50, "b": 7}
@@ -168,3 +169,25 @@ def test_bad_settings() -> None:
         OptimizerConfig(name="adagard")
     with pytest.raises(ConfigError, match="above 0"):
         OptimizerConfig(lr=0.0)
+
+
+def test_tables_that_update_themselves_take_sgd_only() -> None:
+    """Stochastically rounded tables hold no float copy, so no other optimizer may pretend to run."""
+    method = Quantized(bits=8, rounding="stochastic", trainable=True)
+    bags = EmbeddingBags.build(ROWS, 4, {"a": method})
+    with pytest.raises(ConfigError, match="use sgd, not adam"):
+        Optimizers(bags, OptimizerConfig(name="adam"))
+    optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=1.0))
+    before = bags.table("a").materialize()
+    ids = Ids(torch.tensor([[3], [0]]), None, 2)
+    bags(ids).sum().backward()
+    with pytest.raises(ConfigError, match="cannot be clipped"):
+        optimizers.clip(1.0)
+    optimizers.zero_grad()
+    optimizers.step()
+    assert torch.equal(bags.table("a").materialize(), before)
+    bags(ids).sum().backward()
+    optimizers.step()
+    moved = bags.table("a").materialize() - before
+    assert moved[3].mean() == pytest.approx(-1.0, abs=0.05)
+    assert not moved[:3].any()

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from holdall.errors import ConfigError, suggest
+from holdall.models.dcn import DCN, DCNConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
+from holdall.models.model import Model, ModelConfig
+from holdall.models.ncf import NCF, NCFConfig
+from holdall.models.tbsm import TBSM, TBSMConfig
 
-CONFIGURATIONS: dict[str, DLRMConfig] = {
+CONFIGURATIONS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(),
+    "dcn": DCNConfig(),
+    "ncf": NCFConfig(),
+    "neumf": NCFConfig(),
+    "gmf": NCFConfig(parts="gmf"),
+    "ncf-mlp": NCFConfig(parts="mlp"),
+    "tbsm": TBSMConfig(),
+    "rmc1": TBSMConfig(dim=16, bottom=(), event=(15, 15), top=(60,), length=20),  # Taobao
     "rmc2": DLRMConfig(dim=16, bottom=(512, 256, 64), top=(512, 256)),  # Criteo Kaggle
     "rmc3": DLRMConfig(dim=64, bottom=(512, 256), top=(512, 512, 256)),  # Criteo Terabyte
     "rmc4": DLRMConfig(dim=16, bottom=(512, 256, 64), top=(512, 256)),  # Avazu
     "dlrm-small": DLRMConfig(dim=128, bottom=(512, 256), top=(1024, 1024, 512, 256)),  # Criteo 1TB
+    "dcn-mlperf": DCNConfig(  # Criteo 1TB
+        dim=128, bottom=(512, 256), cross_layers=3, rank=512, top=(1024, 1024, 512, 256), structure="stacked"
+    ),
     "syn-m1": DLRMConfig(dim=64, bottom=(), top=(512,)),
     "syn-m2": DLRMConfig(dim=64, bottom=(512,), top=(512, 256)),
     "syn-m3": DLRMConfig(dim=64, bottom=(1024, 512), top=(512, 1024, 256)),
@@ -19,11 +33,24 @@ CONFIGURATIONS: dict[str, DLRMConfig] = {
 """Named configurations, by what `--model` takes."""
 
 
-def configuration(name: str) -> DLRMConfig:
+def configuration(name: str) -> ModelConfig:
     """The configuration of that name."""
     if name not in CONFIGURATIONS:
         raise ConfigError(f"unknown model '{name}'{suggest(name, CONFIGURATIONS)}")
     return CONFIGURATIONS[name]
 
 
-__all__ = ["CONFIGURATIONS", "DLRM", "DLRMConfig", "configuration"]
+__all__ = [
+    "CONFIGURATIONS",
+    "DCN",
+    "DLRM",
+    "NCF",
+    "TBSM",
+    "DCNConfig",
+    "DLRMConfig",
+    "Model",
+    "ModelConfig",
+    "NCFConfig",
+    "TBSMConfig",
+    "configuration",
+]

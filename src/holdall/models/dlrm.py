@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdall.bags import EmbeddingBags
-from holdall.batch import Batch
 from holdall.errors import ConfigError
-from holdall.kernels.interaction import dot_interaction
+from holdall.kernels.interaction import dot_interaction, interaction_width
 from holdall.models.layers import mlp
+from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
 from holdall.schema import Schema
 from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
-class DLRMConfig:
+class DLRMConfig(ModelConfig):
     """Sizes of a DLRM. Its first and last layers follow from the data and from `dim`."""
 
     family: ClassVar[str] = "dlrm"
+    widths: ClassVar[tuple[str, ...]] = ("bottom", "top")
 
     dim: int = 16
     """Numbers in a table's row, and in the output of the bottom MLP."""
@@ -33,8 +34,7 @@ class DLRMConfig:
     interaction: Literal["dot", "concat"] = "dot"
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or any(size < 1 for size in (*self.bottom, *self.top)):
-            raise ConfigError(f"every size of a DLRM must be at least 1: {self}")
+        check_sizes(self, self.dim, *self.bottom, *self.top)
         if self.interaction not in ("dot", "concat"):
             raise ConfigError(f"interaction must be 'dot' or 'concat', not {self.interaction!r}")
 
@@ -47,16 +47,11 @@ class DLRMConfig:
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
     ) -> DLRM:
-        """The model for a data set, freshly initialised, its tables stored by `method` (dense when None)."""
-        features = {feature.name: feature.table or feature.name for feature in schema.features}
-        cardinalities = {feature.table or feature.name: feature.num_rows for feature in schema.features}
-        bags = EmbeddingBags.build(
-            cardinalities, self.dim, method, features=features, fused=fused, generator=generator, device=device
-        )
+        bags = build_bags(schema, self.dim, method, fused=fused, generator=generator, device=device)
         return DLRM(self, bags, schema.num_dense, generator=generator, device=device)
 
 
-class DLRM(nn.Module):
+class DLRM(Model):
     """Logits [B] of a batch. Shapes: B samples, F features, V = F + 1 vectors (F without dense columns), dim D."""
 
     def __init__(
@@ -78,16 +73,12 @@ class DLRM(nn.Module):
             sizes = (num_dense, *config.bottom, config.dim)
             self.bottom = mlp(sizes, last_activation=True, generator=generator, device=device)
         if config.interaction == "dot":
-            width = config.dim + num_vectors * (num_vectors - 1) // 2
+            width = interaction_width(num_vectors, config.dim)
         else:
             width = config.dim * num_vectors
         self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
 
-    def forward(self, batch: Batch) -> Tensor:
-        return self.score(batch.dense, self.bags(batch.ids))
-
     def score(self, dense_BN: Tensor, vectors_BFD: Tensor) -> Tensor:
-        """Logits [B] from dense values and looked-up vectors: the part of the model that is compiled."""
         if self.bottom is not None:
             vectors_BFD = torch.cat([self.bottom(dense_BN)[:, None].to(vectors_BFD.dtype), vectors_BFD], dim=1)
         if self.config.interaction == "dot":

@@ -28,5 +28,5 @@ def mlp(
             linear.bias.normal_(0.0, (1.0 / size_out) ** 0.5, generator=generator)
         layers.append(linear)
         if last_activation or i < len(sizes) - 2:
-            layers.append(nn.ReLU())
+            layers.append(nn.ReLU(inplace=True))
     return nn.Sequential(*layers)

@@ -6,12 +6,44 @@ from dataclasses import fields
 from typing import Any
 
 from holdall.errors import ConfigError, suggest
+from holdall.tables.clustered import Clustered
 from holdall.tables.dense import Dense
+from holdall.tables.frobenius import Frobenius
+from holdall.tables.hashed import Hashed
+from holdall.tables.hot_cold import HotCold
+from holdall.tables.memcom import MemCom
 from holdall.tables.method import Method, TableOptions
+from holdall.tables.mixed_dimension import MixedDimension, mixed_dimensions
+from holdall.tables.quantized import Quantized
+from holdall.tables.quotient_remainder import QuotientRemainder
+from holdall.tables.robe import Robe
+from holdall.tables.sketch import Sketch
 from holdall.tables.table import Table
+from holdall.tables.tensor_ring import TensorRing
+from holdall.tables.tensor_train import TensorTrain
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Dense,)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        Dense,
+        TensorTrain,
+        TensorRing,
+        Frobenius,
+        Hashed,
+        MemCom,
+        QuotientRemainder,
+        Robe,
+        Sketch,
+        MixedDimension,
+        Quantized,
+        Clustered,
+        HotCold,
+    )
+}
 """Every method by its name in JSON and on the command line."""
+
+DEFAULT: type[Method] = Frobenius
+"""What `auto` stands for."""
 
 
 def method_from_json(document: dict[str, Any]) -> Method:
@@ -34,4 +66,25 @@ def method_from_json(document: dict[str, Any]) -> Method:
         raise ConfigError(f"{name} cannot be built from {settings}: {error}") from None
 
 
-__all__ = ["METHODS", "Dense", "Method", "Table", "TableOptions", "method_from_json"]
+__all__ = [
+    "DEFAULT",
+    "METHODS",
+    "Clustered",
+    "Dense",
+    "Frobenius",
+    "Hashed",
+    "HotCold",
+    "MemCom",
+    "Method",
+    "MixedDimension",
+    "Quantized",
+    "QuotientRemainder",
+    "Robe",
+    "Sketch",
+    "Table",
+    "TableOptions",
+    "TensorRing",
+    "TensorTrain",
+    "method_from_json",
+    "mixed_dimensions",
+]

@@ -7,6 +7,7 @@ here, so they mean the same for all of them: exactly what `nn.EmbeddingBag` mean
 from __future__ import annotations
 
 from abc import abstractmethod
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +30,8 @@ class Table(nn.Module):
         self.include_last_offset = options.include_last_offset
         self.check_bounds = True
         """Off only where a caller has checked the same ids already, as `EmbeddingBags` does."""
+        self.fit_error: float | None = None
+        """Relative Frobenius error of the last fit to given rows, when there was one."""
 
     @abstractmethod
     def _rows(self, ids: Tensor) -> Tensor:
@@ -45,6 +48,11 @@ class Table(nn.Module):
         All others are small enough for a dense gradient.
         """
         return {}
+
+    @property
+    def device(self) -> torch.device:
+        """Where its parameters and buffers are."""
+        return next(chain(self.parameters(), self.buffers())).device
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`."""
@@ -65,8 +73,7 @@ class Table(nn.Module):
     def materialize(self, ids: Tensor | None = None) -> Tensor:
         """The dense rows the table stands for, all of them or those of `ids`: the oracle of its tests."""
         if ids is None:
-            device = next(iter(self.parameters()), torch.empty(0)).device
-            ids = torch.arange(self.num_rows, device=device)
+            ids = torch.arange(self.num_rows, device=self.device)
         with torch.no_grad():
             return self.rows(ids)
 

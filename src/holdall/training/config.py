@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
 
-from holdall.errors import ConfigError
-from holdall.models import DLRM, DLRMConfig, configuration
+from holdall.errors import ConfigError, suggest
+from holdall.models import Model, ModelConfig, configuration
 from holdall.schema import Schema
 from holdall.settings import overlay
 from holdall.tables import METHODS, Method, method_from_json
@@ -22,7 +22,7 @@ class TrainConfig:
     """Settings of a training run."""
 
     model: str = "dlrm"
-    """Model to train: dlrm, or a named configuration such as rmc2, dlrm-small, syn-m1."""
+    """Model to train: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1."""
     dim: int | None = None
     """Numbers in a table's row; the model's own when absent."""
     bottom: tuple[int, ...] | None = None
@@ -31,6 +31,10 @@ class TrainConfig:
     """Hidden layers of the top MLP; the model's own when absent."""
     interaction: Literal["dot", "concat"] | None = None
     """How vectors meet; the model's own when absent."""
+    model_setting: tuple[str, ...] = ()
+    """Further settings of the model, such as factors=16 (ncf), rank=64 (dcn) or event=15,15 (tbsm)."""
+    model_scale: float = 1.0
+    """Factor by which the hidden layers of the named configuration are made wider or narrower."""
 
     method: str | None = None
     """How large tables are stored: tensor_train, frobenius, hashed, ... or auto; dense when absent."""
@@ -49,6 +53,8 @@ class TrainConfig:
     """Steps to train for, instead of whole epochs."""
     batch_size: int = 2048
     """Samples a step."""
+    negatives: int = 4
+    """Items drawn anew every epoch for each event of implicit data (movielens, taobao, yelp); they count in a batch."""
     shuffle: Literal["blocks", "rows", "none"] = "blocks"
     """Order of samples: contiguous blocks in random order (no copy), every row at random, or as they lie."""
 
@@ -97,7 +103,7 @@ class TrainConfig:
         self.optimizer_config()
         self.schedule()
         self._check_method()
-        for name in ("epochs", "batch_size", "keep", "log_every"):
+        for name in ("epochs", "batch_size", "negatives", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         for name in ("steps", "evaluate_every", "early_stopping", "save_every"):
@@ -123,13 +129,22 @@ class TrainConfig:
         else:
             self._given_method()
 
-    def model_config(self) -> DLRMConfig:
-        """The named configuration with the sizes that were given in its place."""
-        named = configuration(self.model)
+    def model_config(self) -> ModelConfig:
+        """The named configuration, scaled, with the sizes that were given in its place."""
+        named = configuration(self.model).scaled(self.model_scale)
+        known = {field.name for field in fields(named)}  # type: ignore[arg-type]
         given = {name: getattr(self, name) for name in ("dim", "bottom", "top", "interaction")}
-        return replace(named, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        for pair in self.model_setting:
+            name, value = _name_and_value(pair, "--model-setting")
+            several = "," in value or isinstance(getattr(named, name, None), tuple)
+            given[name] = _listed(value) if several else _plain_value(value)
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{named.family} has no '{name}'{suggest(name, known)}")
+        return overlay(named, given, f"model {self.model}")
 
-    def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> DLRM:
+    def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> Model:
         """The model these settings describe, freshly initialised, for a data set."""
         return self.model_config().build(schema, self.table_methods(schema), device=device)
 
@@ -137,7 +152,7 @@ class TrainConfig:
         """How each table is stored, by table name; None when all are dense."""
         if self.method is None and self.budget is None:
             return None
-        cardinalities = {feature.table or feature.name: feature.num_rows for feature in schema.features}
+        cardinalities = self.model_config().table_rows(schema)
         if self.budget is not None:
             dim, name = self.model_config().dim, self.method or "auto"
             return suggest_methods(cardinalities, dim, self.budget, name, min_rows=self.min_rows)
@@ -150,9 +165,7 @@ class TrainConfig:
         if self.rank is not None:
             document["rank"] = self.rank
         for pair in self.setting:
-            name, equals, value = pair.partition("=")
-            if not equals:
-                raise ConfigError(f"--setting takes name=value, not {pair!r}")
+            name, value = _name_and_value(pair, "--setting")
             document[name] = {"method": value} if value in METHODS else _plain_value(value)
         return method_from_json(document)
 
@@ -173,6 +186,18 @@ class TrainConfig:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TrainConfig:
         return overlay(cls(), document, "the settings of the run")
+
+
+def _name_and_value(pair: str, flag: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise ConfigError(f"{flag} takes name=value, not {pair!r}")
+    return name.replace("-", "_"), value
+
+
+def _listed(text: str) -> tuple[Any, ...]:
+    """Values with commas between them."""
+    return tuple(_plain_value(item) for item in text.split(",") if item)
 
 
 def _plain_value(text: str) -> int | float | bool | str:

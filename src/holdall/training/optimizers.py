@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,10 @@ class Optimizers:
         self._factor = 1.0
         self._rows = list(_find_rows(model, config))
         row_names = {name for rows in self._rows for name in rows.names}
-        self._self_updating = [m for m in model.modules() if isinstance(m, Table) and hasattr(m, "apply_gradients")]
+        self._self_updating: list[Any] = [m for m in model.modules() if hasattr(m, "apply_gradients")]
+        if self._self_updating and config.name != "sgd":
+            kinds = sorted({str(table.method) for table in self._self_updating})
+            raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {config.name}")
         tables = {id(p) for module in model.modules() if isinstance(module, Table) for p in module.parameters()}
         self._dense = {n: p for n, p in model.named_parameters() if n not in row_names and p.requires_grad}
         groups: list[dict[str, Any]] = [
@@ -140,9 +143,13 @@ class Optimizers:
             rows.clear()
         for parameter in self._dense.values():
             parameter.grad = None
+        for table in self._self_updating:
+            table.zero_pending()
 
     def clip(self, max_norm: float) -> float:
         """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before."""
+        if self._self_updating:
+            raise ConfigError("gradients of tables that round their own updates cannot be clipped: leave clip_norm out")
         for rows in self._rows:
             rows.sum_gradients()
         gradients = [p.grad for p in self._dense.values() if p.grad is not None]
@@ -165,7 +172,7 @@ class Optimizers:
             if rows.summed is not None:
                 self._update(rows)(rows.weight, *rows.summed, **rows.slots)
         for table in self._self_updating:
-            cast(Any, table).apply_gradients(self.table_lr * self._factor)
+            table.apply_gradients(self.table_lr * self._factor)
         self.zero_grad()
 
     def _update(self, rows: _Rows) -> Callable[..., None]:

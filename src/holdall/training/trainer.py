@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Loader
+from holdall.data.negatives import training_loader
 from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
 from holdall.files import refuse_existing
 from holdall.training import checkpoint
@@ -52,6 +52,11 @@ def train(
             torch.use_deterministic_algorithms(False)
 
 
+def logloss(logits: Tensor, label: Tensor) -> Tensor:
+    """Mean of -log p(label) over a batch, computed from logits in float32."""
+    return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+
 class Trainer:
     """One run: its model, optimizers, data and log, and where it stands."""
 
@@ -63,7 +68,13 @@ class Trainer:
         self.valid = DataSet(data, "valid") if _has_rows(self.schema, "valid") else None
         if config.early_stopping is not None and self.valid is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
-        self.loader = Loader(self.data, config.batch_size, shuffle=config.shuffle, seed=config.seed)
+        self.loader = training_loader(
+            self.data,
+            config.batch_size,
+            num_negatives=config.negatives,
+            shuffle=config.shuffle,
+            seed=config.seed,
+        )
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         torch.manual_seed(config.seed)
         self.model = config.build_model(self.schema, device=self.device)
@@ -111,7 +122,7 @@ class Trainer:
 
     def train_step(self, batch: Batch) -> float:
         """One update; returns the batch's loss. A loss that is not finite stops the run before anything is updated."""
-        self.model.bags.check(batch.ids)  # on the host, where the feature can be named
+        self.model.check(batch.ids)  # on the host, where the feature can be named
         moved = batch.to(self.device, non_blocking=True)
         loss = self.loss(moved)
         value = float(loss.detach())
@@ -126,11 +137,11 @@ class Trainer:
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss of a batch."""
-        vectors = self.model.bags(batch.ids)
+        looked_up = self.model.lookup(batch)
         bf16 = self.config.precision == "bf16"
         with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
-            logits = self._score(batch.dense, vectors)
-        return F.binary_cross_entropy_with_logits(logits.float(), batch.label)
+            logits = self._score(batch.dense, looked_up)
+        return logloss(logits, batch.label)
 
     def _after_step(self, loss: float) -> bool:
         """Count the step; log, evaluate and save where they are due. Whether to stop early."""
@@ -229,11 +240,10 @@ class Trainer:
 
     def _refuse_other_settings(self) -> None:
         """A resumed run must be told what it was told before, but for how long to go on and what to write."""
-        before, now = read_run(self.out)["config"]["train"], self.config.to_json()
+        before = TrainConfig.from_json(read_run(self.out)["config"]["train"]).to_json()
         free = {"epochs", "steps", "save_every", "keep", "log_every", "device"}
-        for name, value in now.items():
-            old = before.get(name)
-            old = tuple(old) if isinstance(old, list) else old
+        for name, value in self.config.to_json().items():
+            old = before[name]
             if name not in free and old != value:
                 raise CheckpointError(
                     f"{self.out} was trained with {name}={old!r} and is asked to resume with {name}={value!r}: "

@@ -1,0 +1,108 @@
+"""What every model keeps to: tables first, uncompiled and in float32; then everything else, which may be compiled."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from holdall.bags import EmbeddingBags
+from holdall.batch import Batch, Ids
+from holdall.errors import ConfigError
+from holdall.schema import Schema
+from holdall.tables import Method
+
+LookedUp = Tensor | tuple[Tensor, ...]
+"""What `Model.lookup` hands to `Model.score`."""
+
+
+class Model(nn.Module):
+    """Logits [B] of a batch: `score(batch.dense, lookup(batch))`."""
+
+    bags: EmbeddingBags
+
+    def check(self, ids: Ids) -> None:
+        """Raise, naming the place, unless the ids of a batch on the host are ones this model can look up."""
+        self.bags.check(ids)
+
+    def lookup(self, batch: Batch) -> LookedUp:
+        """The part that reads the tables: the pooled vectors [B, F, dim] of every feature, where no model says else."""
+        return self.bags(batch.ids)
+
+    def score(self, dense_BN: Tensor, looked_up: Any) -> Tensor:
+        """Logits [B] from dense values and what `lookup` returned: the part that is compiled and run in bf16."""
+        raise NotImplementedError
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.score(batch.dense, self.lookup(batch))
+
+
+class ModelConfig(ABC):
+    """Sizes of a model, apart from what the data set decides. Subclasses are frozen dataclasses."""
+
+    family: ClassVar[str]
+    """Its name on the command line."""
+    widths: ClassVar[tuple[str, ...]] = ()
+    """Fields that `scaled` multiplies: sizes of hidden layers, as a tuple, one number or None."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """Numbers in a row of its tables."""
+
+    def table_rows(self, schema: Schema) -> dict[str, int]:
+        """Rows of every table that the model has for a data set, by table name."""
+        return table_rows(schema)
+
+    @abstractmethod
+    def build(
+        self,
+        schema: Schema,
+        method: Method | Mapping[str, Method] | None = None,
+        *,
+        fused: bool = True,
+        generator: torch.Generator | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Model:
+        """The model for a data set, freshly initialised, its tables stored by `method` (dense when None)."""
+
+    def scaled(self, factor: float) -> Self:
+        """The same model with hidden layers `factor` times as wide (rounded, at least 1); tables keep their dim."""
+        if not factor > 0:
+            raise ConfigError(f"a model can be scaled by a factor above 0, not by {factor}")
+
+        def scale(size: Any) -> Any:
+            if isinstance(size, tuple):
+                return tuple(scale(one) for one in size)
+            return None if size is None else max(1, round(size * factor))
+
+        return replace(self, **{name: scale(getattr(self, name)) for name in self.widths})  # type: ignore[type-var]
+
+
+def table_rows(schema: Schema) -> dict[str, int]:
+    """Rows of every table that the features of a data set look up, by table name."""
+    found: dict[str, int] = {}
+    for feature in schema.features:
+        table = feature.table or feature.name
+        if found.setdefault(table, feature.num_rows) != feature.num_rows:
+            raise ConfigError(
+                f"feature '{feature.name}' says that table '{table}' has {feature.num_rows} rows, another feature of "
+                f"that table says {found[table]}: features that share a table must share its ids"
+            )
+    return found
+
+
+def build_bags(schema: Schema, dim: int, method: Method | Mapping[str, Method] | None, **options: Any) -> EmbeddingBags:
+    """Tables for every feature of a data set, shared where the features say so; options as `EmbeddingBags.build`."""
+    features = {feature.name: feature.table or feature.name for feature in schema.features}
+    return EmbeddingBags.build(table_rows(schema), dim, method, features=features, **options)
+
+
+def check_sizes(config: ModelConfig, *sizes: int) -> None:
+    """Raise unless every size is at least 1."""
+    if any(size < 1 for size in sizes):
+        raise ConfigError(f"every size of a {config.family} model must be at least 1: {config}")

@@ -1,0 +1,166 @@
+"""The Frobenius-product (FPD) table: two thin factors over a grid of ids and one shared basis of the rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.errors import ConfigError
+from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows
+from holdall.tables.fitting import check_shape, relative_error
+from holdall.tables.frobenius_fit import fit_factors
+from holdall.tables.method import Method, TableOptions, dense_std, require
+from holdall.tables.table import Table
+
+
+def grid_side(num_rows: int) -> int:
+    """Side q of the square grid of ids: ceil(sqrt(num_rows)) rounded up to a multiple of 8, exact at any size."""
+    root = math.isqrt(num_rows - 1) + 1
+    return -(-root // 8) * 8
+
+
+@dataclass(frozen=True)
+class Frobenius(Method):
+    """Rows from a grid: with i = i1*q + i2, `u = sum_k A[i1, k, :] * B[i2, k, :]` (rank numbers) and `row = u @ W`.
+
+    A and B are q x terms x rank, W is rank x dim, q about sqrt(num_rows): rank * (2*terms*q + dim) parameters, 0.81 MB
+    for ten million rows of any dim at (8, 4). `terms` 1 is a CP decomposition; `rank` bounds the rank of the table. A
+    lookup costs 2*terms*rank flops and 2*rank*dim for the product. Hajgato, "Review of compressed embedding layers and
+    their applications for recommender systems", 2023, where it is the FPD layer.
+    """
+
+    name: ClassVar[str] = "frobenius"
+
+    rank: int = 8
+    """Numbers that a row is a combination of; more than dim adds capacity only through the terms it brings."""
+    terms: int = 4
+    """Products of a left and a right factor that are summed for each of them."""
+
+    def __post_init__(self) -> None:
+        for what, value in (("rank", self.rank), ("terms", self.terms)):
+            require(isinstance(value, int) and value >= 1, self.name, f"{what} must be 1 or more, not {value!r}")
+
+    def num_parameters(self, num_rows: int, dim: int) -> int:
+        return self.rank * (2 * self.terms * grid_side(num_rows) + dim)
+
+    def _build(self, num_rows: int, dim: int, options: TableOptions) -> FrobeniusTable:
+        return FrobeniusTable(self, num_rows, dim, options)
+
+    @classmethod
+    def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Frobenius:
+        """The widest setting (largest rank*terms) whose float32 table takes at most `num_bytes`.
+
+        The published heuristic proposes (8, 4) and (16, 2), beside CP with (24, 1) and (32, 1): rank*terms of 24 to 32.
+        A budget for that gets one of this proportion, a smaller or larger one is shrunk or grown in both: the rank
+        is 1 to 8 times the terms, at most dim (then only terms grow) and a multiple of 4 from 8 on, for aligned
+        rows; among equally wide ones the nearest to rank = 2*terms wins.
+        """
+        side = grid_side(num_rows)
+        best: tuple[int, float, int, int] | None = None
+        for rank in range(1, dim + 1):
+            if rank > 8 and rank % 4 and rank != dim:
+                continue
+            terms = (num_bytes // 4 // rank - dim) // (2 * side)
+            terms = min(terms, side if rank == dim else rank)
+            if terms < 1:
+                break
+            if rank <= 8 * terms:
+                best = max(best or (0, 0.0, 1, 1), (rank * terms, -abs(math.log2(rank / terms) - 1), rank, terms))
+        if best is None:
+            least = cls(rank=1, terms=1).num_bytes(num_rows, dim)
+            raise ConfigError(
+                f"{cls.name}: {num_rows} rows of dim {dim} need at least {least} bytes (rank 1, terms 1), "
+                f"not {num_bytes}: raise the budget"
+            )
+        return cls(rank=best[2], terms=best[3])
+
+
+class FrobeniusTable(Table):
+    """`factors` [2*q, terms*rank], A above B with term-major columns, and `basis` [rank, dim].
+
+    Both gradients are dense: at ten million rows the factors have 203 thousand numbers at (8, 4), and finding a batch's
+    distinct grid rows costs more than the sweep over all of them saves.
+    """
+
+    def __init__(self, method: Frobenius, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        self.fast = True
+        """Off for the plain reference of the kernel, in tests."""
+        self.rank, self.terms, self.side = method.rank, method.terms, grid_side(num_rows)
+        # Given signs in A and basis columns of one norm, every number of a row is a sum of independent Gaussians of B
+        # with the same total variance: exactly Gaussian, whatever rank, terms and dim are. The row's deviation is
+        # sqrt(terms) * A * B * column norm, and A, B and the basis have the same root mean square.
+        std = dense_std(num_rows) if options.init_std is None else options.init_std
+        scale = (std / math.sqrt(self.rank * self.terms)) ** (1 / 3)
+
+        def normal(*shape: int) -> Tensor:
+            values = torch.empty(shape, dtype=options.dtype, device=options.device)
+            return values.normal_(generator=options.generator)
+
+        A, B = normal(2, self.side, self.terms * self.rank)
+        A = torch.full_like(A, 1.0).copysign_(A)
+        self.factors = nn.Parameter(torch.cat([A, B]) * scale)
+        self.basis = nn.Parameter(F.normalize(normal(self.rank, dim), dim=0) * (scale * math.sqrt(self.rank)))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        return frobenius_rows(self.factors, self.basis, ids, fast=self.fast)
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        if self.mode == "max":  # not linear in u
+            return super().forward(input, offsets, per_sample_weights)
+        if self.padding_idx is None and per_sample_weights is None and self._one_id_a_bag(input, offsets):
+            return self._rows(self._checked(input).reshape(-1))
+        ids, starts = self._bags(input, offsets, per_sample_weights)
+        if not self.include_last_offset:
+            starts = F.pad(starts, (0, 1), value=ids.numel())
+        scale = self._scale(ids, starts, per_sample_weights)
+        return frobenius_bags(self.factors, self.basis, ids, starts, scale, fast=self.fast)
+
+    @torch.compiler.disable
+    def _one_id_a_bag(self, input: Tensor, offsets: Tensor | None) -> bool:
+        """Whether pooling has nothing to do; True also says that the offsets are sound."""
+        if input.dim() == 2:
+            return input.shape[1] == 1 and offsets is None
+        size = input.numel() + self.include_last_offset
+        if input.dim() != 1 or offsets is None or offsets.shape != (size,):
+            return False
+        return torch.equal(offsets, torch.arange(size, dtype=offsets.dtype, device=offsets.device))
+
+    def _scale(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor | None:
+        """What each row is multiplied by in its bag's sum [L]: its weight, 1/length for the mean, 0 for padding."""
+        dtype = self.basis.dtype
+        keep = None if self.padding_idx is None else ids != self.padding_idx
+        if weights is not None:
+            scale = weights.reshape(-1).to(dtype)
+            return scale if keep is None else scale.masked_fill(~keep, 0.0)
+        if self.mode == "sum":
+            return None if keep is None else keep.to(dtype)
+        bag = bag_of(starts, ids.numel())
+        keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
+        lengths = torch.zeros_like(starts[1:]).index_add_(0, bag, keep.long())
+        return keep.to(dtype) / lengths.clamp(min=1)[bag].to(dtype)
+
+    @classmethod
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """Best fit by alternating least squares, see `holdall.tables.frobenius_fit`; sets `fit_error`.
+
+        Exact for a table of this method and setting when rank*terms is less than the grid's side. Reads `weight` block
+        by block; besides a few blocks it holds 16 * q * min(rank, dim) * rank * terms bytes (13 MB for ten million rows
+        at (8, 4), never more than 64 KB * q).
+        """
+        assert isinstance(table, FrobeniusTable)
+        check_shape(weight, table)
+        found = fit_factors(weight, table.side, table.rank, table.terms, device=table.device)
+        with torch.no_grad():
+            if found.W.any():
+                table.factors.copy_(torch.cat([found.A, found.B], 1).permute(1, 2, 0).flatten(1))
+                table.basis.copy_(found.W)
+            else:  # rows that are all zero: B and the basis stay as they were drawn, so that A can learn
+                table.factors[: table.side].zero_()
+        table.fit_error = relative_error(weight, table)
+        return table

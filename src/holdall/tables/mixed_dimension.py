@@ -1,0 +1,156 @@
+"""Mixed dimension: a narrow table and one small matrix that widens its rows to the model's dim.
+
+Ginart, Naumov, Mudigere, Yang and Zou, "Mixed Dimension Embeddings with Application to Memory-Efficient Recommendation
+Systems", arXiv:1909.11810 (2019). Tables of popular rows stay wide, the long ones become narrow: `mixed_dimensions`
+gives each table its width by the paper's power rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.errors import ConfigError
+from holdall.tables.dense import DenseTable
+from holdall.tables.fitting import check_shape, relative_error, row_blocks
+from holdall.tables.method import Method, TableOptions, dense_std, require
+from holdall.tables.table import Table
+
+
+@dataclass(frozen=True)
+class MixedDimension(Method):
+    """`row_i = N[i] @ P` with a narrow N [num_rows, k] and one projection P [k, dim]; no projection when k >= dim.
+
+    The table has rank k. It takes `k * (num_rows + dim)` numbers, and `2 * k * dim` flops a row: in sum and mean mode
+    narrow rows are pooled before they are widened, so that is per bag.
+    """
+
+    name: ClassVar[str] = "mixed_dimension"
+
+    dim: int
+    """Width k of the stored rows."""
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
+
+    def num_parameters(self, num_rows: int, dim: int) -> int:
+        return num_rows * dim if self.dim >= dim else self.dim * (num_rows + dim)
+
+    def _build(self, num_rows: int, dim: int, options: TableOptions) -> MixedDimensionTable:
+        return MixedDimensionTable(self, num_rows, dim, options)
+
+    @classmethod
+    def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> MixedDimension:
+        numbers = num_bytes // 4
+        if numbers >= num_rows * dim:
+            return cls(dim=dim)
+        width = numbers // (num_rows + dim)
+        smallest = 4 * min(num_rows * dim, num_rows + dim)
+        require(width >= 1, cls.name, f"{num_rows} rows of dim {dim} take at least {smallest} bytes, not {num_bytes}")
+        return cls(dim=width)
+
+
+class MixedDimensionTable(Table):
+    """`narrow`, a dense table [num_rows, k] with sparse gradients, and `projection` [k, dim] with dense ones.
+
+    Fresh rows are exactly Gaussian: N is, and the columns of P have one norm. Both have the same root mean square, so
+    that neither is left behind by an optimizer that treats numbers alike.
+    """
+
+    def __init__(self, method: MixedDimension, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        std = dense_std(num_rows) if options.init_std is None else options.init_std
+        width = min(method.dim, dim)
+        if width < dim:
+            std = (std / width**0.5) ** 0.5
+        self.narrow = DenseTable(method, num_rows, width, replace(options, init_std=std))
+        self.narrow.check_bounds = False  # checked here
+        self.projection: nn.Parameter | None = None
+        if width < dim:
+            directions = torch.empty(width, dim, dtype=options.dtype, device=options.device)
+            directions.normal_(generator=options.generator)
+            self.projection = nn.Parameter(F.normalize(directions, dim=0) * (std * width**0.5))
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        return self._widened(self.narrow._rows(ids))
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        if self.mode == "max":  # which must see wide rows
+            return super().forward(input, offsets, per_sample_weights)
+        return self._widened(self.narrow(self._checked(input), offsets, per_sample_weights))
+
+    def _widened(self, narrow: Tensor) -> Tensor:
+        return narrow if self.projection is None else narrow @ self.projection
+
+    def row_parameters(self) -> dict[str, nn.Parameter]:
+        return {"narrow.weight": self.narrow.weight}
+
+    @classmethod
+    @torch.no_grad()
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """The truncated SVD, which is the best fit of its rank, from two passes over blocks of rows.
+
+        The first sums the Gram matrix [dim, dim], whose top k eigenvectors V are the projection; the second projects.
+        Memory is one block. As in a fresh table the scale is shared evenly by the two factors.
+        """
+        assert isinstance(table, MixedDimensionTable)
+        check_shape(weight, table)
+        directions = torch.eye(table.dim, dtype=torch.float64, device=table.device)
+        if table.projection is not None:
+            gram = torch.zeros_like(directions)
+            for _, rows in row_blocks(weight, table.device):
+                gram += rows.T @ rows
+            width = table.projection.shape[0]
+            eigenvalues, eigenvectors = torch.linalg.eigh(gram)
+            narrow_rms = float(eigenvalues[-width:].clamp(min=0).sum() / (table.num_rows * width)) ** 0.5
+            scale = (narrow_rms * table.dim**0.5) ** 0.5 or 1.0  # eigenvectors have a root mean square of dim**-0.5
+            table.projection.copy_(eigenvectors[:, -width:].T * scale)
+            directions = eigenvectors[:, -width:] / scale
+        for ids, rows in row_blocks(weight, table.device):
+            table.narrow.weight[ids] = (rows @ directions).to(table.narrow.weight.dtype)
+        table.fit_error = relative_error(weight, table)
+        return table
+
+
+def mixed_dimensions(
+    popularity: Mapping[str, int | Sequence[int] | Tensor],
+    base_dim: int,
+    temperature: float = 0.3,
+    round_to: int = 1,
+) -> dict[str, MixedDimension]:
+    """The width of every table by the power rule: `d_f = base_dim * (p_f / max p) ** temperature`.
+
+    p_f is how often an average row of table f is looked up. `popularity` gives for every table either the counts of its
+    rows, and p_f is their mean, or its number of rows, and p_f is one over it: each sample looks every table up once.
+    Temperature 0 makes all tables `base_dim` wide, 1 makes width proportional to popularity; 0.3 is what the authors'
+    code starts from. Widths are rounded to the nearest multiple of `round_to`, from `round_to` up to `base_dim`.
+    """
+    if base_dim < 1 or not 1 <= round_to <= base_dim:
+        raise ConfigError(f"base_dim must be at least round_to and that at least 1, not {base_dim} and {round_to}")
+    if not 0 <= temperature <= 1:
+        raise ConfigError(f"the temperature of mixed dimensions must be from 0 to 1, not {temperature}")
+    if len({isinstance(value, int) for value in popularity.values()}) > 1:
+        raise ConfigError("popularity must give counts for every table or numbers of rows for every table, not both")
+    looked_up = {name: _mean_popularity(name, value) for name, value in popularity.items()}
+    most = max(looked_up.values(), default=1.0) or 1.0
+    widths = {name: base_dim * (value / most) ** temperature for name, value in looked_up.items()}
+    return {
+        name: MixedDimension(dim=min(base_dim, max(1, round(width / round_to)) * round_to))
+        for name, width in widths.items()
+    }
+
+
+def _mean_popularity(name: str, value: int | Sequence[int] | Tensor) -> float:
+    if isinstance(value, int):
+        if value < 1:
+            raise ConfigError(f"table '{name}' needs at least 1 row, not {value}")
+        return 1.0 / value
+    counts = torch.as_tensor(value, dtype=torch.float64)
+    if counts.numel() == 0 or bool((counts < 0).any()):
+        raise ConfigError(f"the counts of table '{name}' must be one number of at least 0 for each of its rows")
+    return float(counts.mean())

@@ -1,0 +1,325 @@
+"""Quantised rows: every row has its own grid of 256 or 16 levels, and a number is a code of 8 or 4 bits.
+
+Frozen codes are what serving wants. Training has two forms: `stochastic` holds nothing but the codes while it trains,
+`learned` trains ordinary numbers through their rounding and is turned into codes by `freeze()` afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdall.errors import ConfigError
+from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
+from holdall.tables.method import Method, TableOptions, dense_std, require
+from holdall.tables.rounding import (
+    best_row_grid,
+    dequantize,
+    grid_between,
+    pack_pairs,
+    quantize,
+    round_stochastically,
+    row_grid,
+    unpack_pairs,
+)
+from holdall.tables.table import Table
+
+HEADROOM = 0.25
+"""Width added to the grid of a row that outgrew it, so that a growing row is laid on new grids a few times, not every
+step: each new grid rounds all its numbers anew, and that noise adds up."""
+
+MAX_PENDING = 10_000
+"""Backward passes after which gradients that nobody applies are an error rather than a leak."""
+
+
+@dataclass(frozen=True)
+class Quantized(Method):
+    """`row_i = zero_i + step_i * code_i`, codes of `bits` bits, zero and step in the table's dtype (float32: 8 bytes).
+
+    A row takes `ceil(dim * bits / 8) + 8` bytes in float32. Rounding to the nearest level misses Gaussian rows by 0.4%
+    (8 bits) and 6% (4 bits) of their norm at dim 16. A table that is not trainable has no parameters: its rows are
+    fitted or loaded.
+    """
+
+    name: ClassVar[str] = "quantized"
+
+    bits: Literal[8, 4] = 8
+    """Bits of a code; training is with 8."""
+    rounding: Literal["nearest", "stochastic", "learned"] = "nearest"
+    """How a number becomes a code: the nearest, a random neighbour of the right mean, or (when training) by a learned
+    step. Learned rounding stores float numbers, and counts them, until `freeze()`."""
+    trainable: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.bits in (8, 4), self.name, f"bits must be 8 or 4, not {self.bits!r}")
+        known = ("nearest", "stochastic", "learned")
+        require(self.rounding in known, self.name, f"rounding must be one of {known}, not {self.rounding!r}")
+        if self.trainable:
+            require(self.bits == 8, self.name, "training needs bits=8: train so, then fit the rows with bits=4")
+            require(
+                self.rounding != "nearest",
+                self.name,
+                "training with rounding='nearest' would lose every update below half a step: "
+                "choose rounding='stochastic' or 'learned'",
+            )
+        else:
+            require(self.rounding != "learned", self.name, "learned rounding is for training: set trainable=True")
+
+    @property
+    def _learned(self) -> bool:
+        return self.rounding == "learned"
+
+    @property
+    def levels(self) -> int:
+        """The greatest code."""
+        return 2**self.bits - 1
+
+    def row_width(self, dim: int) -> int:
+        """Bytes of a row's codes."""
+        return -(-dim * self.bits // 8)
+
+    def num_parameters(self, num_rows: int, dim: int) -> int:
+        return num_rows * (dim + 1) if self._learned else 0
+
+    def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
+        if self._learned:
+            return self.num_parameters(num_rows, dim) * dtype.itemsize
+        return num_rows * (self.row_width(dim) + 2 * dtype.itemsize)
+
+    def _build(self, num_rows: int, dim: int, options: TableOptions) -> QuantizedTable | LearnedRoundingTable:
+        table: QuantizedTable | LearnedRoundingTable
+        if self._learned:
+            table = LearnedRoundingTable(self, num_rows, dim, options)
+        elif self.trainable:
+            table = StochasticRoundingTable(self, num_rows, dim, options)
+        else:
+            table = QuantizedTable(self, num_rows, dim, options)
+        std = dense_std(num_rows) if options.init_std is None else options.init_std
+        table.initialize(std, options.generator)
+        return table
+
+    @classmethod
+    def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Quantized:
+        options = (cls(bits=8), cls(bits=4))
+        for method in options:
+            if method.num_bytes(num_rows, dim) <= num_bytes:
+                return method
+        smallest = options[-1].num_bytes(num_rows, dim)
+        raise ConfigError(f"{cls.name}: {num_rows} rows of dim {dim} take at least {smallest} bytes, not {num_bytes}")
+
+
+class QuantizedTable(Table):
+    """Frozen codes: `codes` [num_rows, row_width] uint8 and `grid` [num_rows, 2] (zero, step), both buffers."""
+
+    def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        self.method: Quantized = method
+        width, device = method.row_width(dim), options.device
+        self.register_buffer("codes", torch.zeros(num_rows, width, dtype=torch.uint8, device=device))
+        self.register_buffer("grid", torch.zeros(num_rows, 2, dtype=options.dtype, device=device))
+        self.codes: Tensor
+        self.grid: Tensor
+
+    def initialize(self, std: float, generator: torch.Generator | None = None) -> None:
+        """Draw fresh rows, block by block: the table never exists in floating point."""
+        dtype = torch.promote_types(self.grid.dtype, torch.float32)
+        for place in block_slices(self.num_rows, self.dim):
+            rows = torch.empty(place.stop - place.start, self.dim, dtype=dtype, device=self.device)
+            rows.normal_(0.0, std, generator=generator)
+            if self.padding_idx is not None and place.start <= self.padding_idx < place.stop:
+                rows[self.padding_idx - place.start] = 0
+            self._store(place, rows, row_grid(rows, self.method.levels, self.grid.dtype), generator)
+
+    def _store(
+        self, place: slice | Tensor, rows: Tensor, grid: Tensor, generator: torch.Generator | None = None
+    ) -> None:
+        """Round rows to their grids and keep both."""
+        codes = quantize(rows, grid, self.method.levels, self.method.rounding == "stochastic", generator)
+        self.codes[place] = codes if self.method.bits == 8 else pack_pairs(codes)
+        self.grid[place] = grid
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        codes = self.codes.index_select(0, ids)
+        if self.method.bits == 4:
+            codes = unpack_pairs(codes, self.dim)
+        return dequantize(codes, self.grid.index_select(0, ids))
+
+    def freeze(self) -> QuantizedTable:
+        """This table without training: the same codes, shared."""
+        frozen = _frozen_like(self, self.grid.dtype, "meta")
+        frozen.codes, frozen.grid = self.codes, self.grid
+        return frozen
+
+    @classmethod
+    @torch.no_grad()
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """Round every row on its own grid, in blocks; the memory is one block.
+
+        8 bits use the range of the row, 4 bits search for a grid of less error. Stochastic rounding draws from torch's
+        global generator.
+        """
+        assert isinstance(table, QuantizedTable)
+        check_shape(weight, table)
+        choose = row_grid if table.method.bits == 8 else best_row_grid
+        for ids, rows in row_blocks(weight, table.device):
+            table._store(ids, rows, choose(rows, table.method.levels, table.grid.dtype))
+        table.fit_error = relative_error(weight, table)
+        return table
+
+
+class StochasticRoundingTable(QuantizedTable):
+    """Codes that train, without a copy in floating point: low-precision training as in Li et al., arXiv:2212.05735.
+
+    There is no parameter for an optimizer to hold. A backward pass leaves the gradients of the rows it looked up here,
+    several add up, and `apply_gradients(lr)` takes one step of SGD: touched rows are made, moved and rounded at random
+    so that the mean is right. A row keeps its grid while it fits, so that numbers without gradient do not move at all.
+    The draws come from torch's global generator, which checkpoints restore.
+    """
+
+    def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        self._pending: list[RowGradient] = []
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        rows = super()._rows(ids)
+        return self._collected(rows, ids) if torch.is_grad_enabled() else rows
+
+    @torch.compiler.disable
+    def _collected(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """The rows as a leaf of the graph whose gradient comes here."""
+
+        def keep(gradient: Tensor) -> None:
+            if len(self._pending) >= MAX_PENDING:
+                raise ConfigError(
+                    f"{MAX_PENDING} backward passes went through a trainable quantized table and none of their "
+                    "gradients was applied: call apply_gradients(lr) at every step, or zero_pending()"
+                )
+            self._pending.append(RowGradient(ids, gradient))
+
+        rows = rows.detach().requires_grad_()
+        rows.register_hook(keep)
+        return rows
+
+    def pending_gradient(self) -> tuple[Tensor, Tensor]:
+        """Distinct ids [U], ascending, and the gradient [U, dim] that backward passes have left for each."""
+        if not self._pending:
+            return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(0, self.dim)
+        return sum_by_row(join(self._pending))
+
+    def zero_pending(self) -> None:
+        """Forget the gradients that were not applied."""
+        self._pending.clear()
+
+    def apply_gradients(self, lr: float) -> None:
+        """One step of SGD on the rows touched since the last one."""
+        self.apply_row_update(lambda ids, gradients: -lr * gradients)
+
+    @torch.no_grad()
+    def apply_row_update(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """Add `change(ids [U], gradients [U, dim])` [U, dim] to the touched rows, and forget their gradients.
+
+        This is where an optimizer with state of its own comes in; ids are distinct and ascending.
+        """
+        ids, gradients = self.pending_gradient()
+        self.zero_pending()
+        if ids.numel() == 0:
+            return
+        dtype = torch.promote_types(self.grid.dtype, torch.float32)  # bfloat16 rows would swallow small changes
+        old = self.grid.index_select(0, ids).to(dtype)
+        (zero, step), codes = old.split(1, dim=1), self.codes.index_select(0, ids).to(dtype)
+        delta = change(ids, gradients.to(dtype))
+        moved = zero + codes * step + delta
+        low, high = torch.aminmax(moved, dim=1, keepdim=True)
+        outgrown = (low < zero) | (high > zero + self.method.levels * step)
+        margin = (high - low) * (HEADROOM / 2)
+        wider = grid_between((low - margin)[:, 0], (high + margin)[:, 0], self.method.levels, self.grid.dtype)
+        grid = torch.where(outgrown, wider.to(dtype), old)
+        zero, step = grid.split(1, dim=1)
+        steps = torch.where(outgrown, moved - zero, delta) / step
+        steps = torch.where(step > 0, steps, 0)
+        codes = torch.where(outgrown, 0, codes) + round_stochastically(steps)
+        self.codes.index_copy_(0, ids, codes.clamp_(0, self.method.levels).to(torch.uint8))
+        self.grid.index_copy_(0, ids, grid.to(self.grid.dtype))
+
+
+class LearnedRoundingTable(Table):
+    """Float rows that are rounded to 8 bits whenever they are looked up, with a learned step for every row.
+
+    `row = step * round(clamp(w / step, -127, 127))`, `step = exp(log_step) * max|w| / 127`. Gradients are those of
+    learned step size quantisation (Esser et al., arXiv:1902.08153): straight through to w where it is not clipped, and
+    `round(w/step) - w/step` (or the clip) to the step. The step is learned as a factor of the row's own range, because
+    fresh rows are tiny and grow a hundredfold: an absolute step would first clip them and then overshoot.
+
+    `weight` [num_rows, dim] and `log_step` [num_rows, 1] count as what they are, floating point numbers; `freeze()`
+    gives the table of codes that this one stands for.
+    """
+
+    def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
+        super().__init__(method, num_rows, dim, options)
+        self.method: Quantized = method
+        self.weight = nn.Parameter(torch.empty(num_rows, dim, dtype=options.dtype, device=options.device))
+        self.log_step = nn.Parameter(torch.zeros(num_rows, 1, dtype=options.dtype, device=options.device))
+
+    @torch.no_grad()
+    def initialize(self, std: float, generator: torch.Generator | None = None) -> None:
+        """Draw fresh rows."""
+        self.weight.normal_(0.0, std, generator=generator)
+        if self.padding_idx is not None:
+            self.weight[self.padding_idx].zero_()
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        weight = F.embedding(ids, self.weight, sparse=True)
+        codes, step = _rounded(weight, F.embedding(ids, self.log_step, sparse=True))
+        return codes * step
+
+    def row_parameters(self) -> dict[str, nn.Parameter]:
+        return {"weight": self.weight, "log_step": self.log_step}
+
+    @torch.no_grad()
+    def freeze(self) -> QuantizedTable:
+        """The frozen table of 8-bit codes whose rows are the rounded rows of this one."""
+        frozen = _frozen_like(self, self.weight.dtype, self.device)
+        for place in block_slices(self.num_rows, self.dim):
+            codes, step = _rounded(self.weight[place], self.log_step[place])
+            frozen.codes[place] = (codes.round() + 128).to(torch.uint8)
+            frozen.grid[place] = torch.cat((-128 * step, step), dim=1)
+        return frozen
+
+    @classmethod
+    @torch.no_grad()
+    def from_dense(cls, weight: Tensor, table: Table) -> Table:
+        """Take the numbers as they are, and the range of each row; the error is that of their rounding."""
+        assert isinstance(table, LearnedRoundingTable)
+        check_shape(weight, table)
+        for ids, rows in row_blocks(weight, table.device):
+            table.weight[ids] = rows.to(table.weight.dtype)
+        table.log_step.zero_()
+        table.fit_error = relative_error(weight, table)
+        return table
+
+
+def _rounded(weight: Tensor, log_step: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers [U, dim] from -127 to 127 and the step [U, 1] of every row, with gradients as if not rounded."""
+    largest = weight.detach().abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny * 127)
+    step = log_step.exp() * (largest / 127)
+    # Clip a hair inside the next level, so that rounding in w / step never cuts the largest number off its gradient.
+    clipped = (weight / step).clamp(-127.49, 127.49)
+    return clipped + (clipped.round() - clipped).detach(), step
+
+
+def _frozen_like(table: QuantizedTable | LearnedRoundingTable, dtype: torch.dtype, device: object) -> QuantizedTable:
+    """A table of zeros like `table` that holds frozen codes."""
+    options = TableOptions(
+        mode=table.mode,
+        padding_idx=table.padding_idx,
+        include_last_offset=table.include_last_offset,
+        dtype=dtype,
+        device=device,  # type: ignore[arg-type]
+    )
+    return QuantizedTable(Quantized(bits=table.method.bits), table.num_rows, table.dim, options)

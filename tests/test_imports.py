@@ -1,0 +1,49 @@
+"""The core imports with torch, numpy, pyarrow, safetensors and rich alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+OPTIONAL = ("polars", "tyro", "plotly", "tensorboard", "fastapi", "igraph")
+ONLY_WITH_TYRO = {"holdall.cli", "holdall.__main__"}
+
+SCRIPT = f"""
+import importlib, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {OPTIONAL}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def modules() -> list[str]:
+    names = []
+    for path in sorted((SOURCE / "holdall").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def run(*names: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", SCRIPT, *names], capture_output=True, text=True, timeout=300)
+
+
+def test_every_module_imports_without_the_optional_packages() -> None:
+    wanted = [name for name in modules() if name not in ONLY_WITH_TYRO]
+    assert "holdall.tables.frobenius" in wanted
+    result = run(*wanted)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_command_line_names_what_to_install() -> None:
+    result = run("holdall.cli")
+    assert result.returncode != 0
+    assert "pip install 'holdall[cli]'" in result.stderr
