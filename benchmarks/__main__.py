@@ -15,6 +15,7 @@ BENCHMARKS = {
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",
     "checkpoint": "benchmarks.checkpoint",
+    "tt_cpu": "benchmarks.tt_cpu",
 }
 
 

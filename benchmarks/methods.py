@@ -12,6 +12,7 @@ repository; sets that are not there are left out, and said so.
 from __future__ import annotations
 
 import argparse
+import gzip
 import os
 import tempfile
 import time
@@ -62,7 +63,7 @@ def methods_of(job: Job) -> dict[str, Method] | None:
     if job.method == "dense":
         return dict.fromkeys(cardinalities, Dense())
     try:
-        return suggest_methods(cardinalities, MODEL.dim, BUDGETS[job.budget], job.method, min_rows=1000)
+        return suggest_methods(cardinalities, MODEL.dim, BUDGETS[job.budget], job.method)
     except ConfigError:
         return None
 
@@ -144,15 +145,19 @@ def _prepare_bookcrossing(source: Path, folder: Path, out: Path, rows: int = 130
     """A random sample of the ratings with the books' and users' columns joined; the label is whether it was rated."""
     import polars as pl
 
-    options: dict[str, Any] = {"separator": ";", "encoding": "iso8859-1", "infer_schema": False, "null_values": "NULL"}
-    ratings = pl.read_csv(source / "BX-Book-Ratings.csv.gz", **options)
-    books = pl.read_csv(source / "BX-Books-noimg.csv.gz", **options, truncate_ragged_lines=True, quote_char=None)
-    books = books.rename({column: column.strip('"') for column in books.columns})
-    books = books.select(pl.all().str.strip_chars('"')).unique("ISBN")
-    users = pl.read_csv(source / "BX-Users.csv.gz", **options, truncate_ragged_lines=True, ignore_errors=True)
-    joined = ratings.join(books, on="ISBN", how="left").join(users.unique("User-ID"), on="User-ID", how="left")
+    def read(name: str) -> pl.DataFrame:
+        """Every field as text; the files' quotes are not always closed, so they are stripped rather than parsed."""
+        text = gzip.decompress((source / name).read_bytes()).decode("iso8859-1").encode()
+        options: dict[str, Any] = {"infer_schema": False, "quote_char": None, "truncate_ragged_lines": True}
+        table = pl.read_csv(text, separator=";", **options)
+        return table.select(pl.all().str.strip_chars('"\r').name.map(lambda column: column.strip('"\r')))
+
+    ratings = read("BX-Book-Ratings.csv.gz")
+    books = read("BX-Books-noimg.csv.gz").unique("ISBN", keep="first", maintain_order=True)
+    users = read("BX-Users.csv.gz").unique("User-ID", keep="first", maintain_order=True)
+    joined = ratings.join(books, on="ISBN", how="left").join(users, on="User-ID", how="left")
     joined = joined.select(
-        click=(pl.col("Book-Rating").cast(pl.Int64) > 0).cast(pl.Int64),
+        click=(pl.col("Book-Rating") != "0").cast(pl.Int64),
         user=pl.col("User-ID"),
         book=pl.col("ISBN"),
         author=pl.col("Book-Author"),

@@ -97,7 +97,9 @@ print(json.dumps({"seconds": seconds, "stages": ends, "cpu_seconds": usage.ru_ut
 def run_child(raw: Path, out: Path) -> dict[str, Any]:
     """Prepare `raw` in a process of its own; what it measured about itself."""
     load = os.getloadavg()[0]  # more than a little, and the machine had other work: measure again
-    done = subprocess.run([sys.executable, "-c", CHILD, str(raw), str(out)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(raw), str(out)], check=True, stdout=subprocess.PIPE, text=True
+    )
     return {**json.loads(done.stdout), "load_before": load}
 
 

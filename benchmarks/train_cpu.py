@@ -24,7 +24,7 @@ from holdall.data.synthetic import PRESETS
 from holdall.data.zipf import Zipf
 from holdall.models import DLRM, configuration
 from holdall.schema import DenseColumn, Feature, Schema
-from holdall.tables import Method
+from holdall.tables import Frobenius, Method, TensorTrain
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS = PRESETS["criteo-kaggle"].cardinalities
@@ -250,6 +250,25 @@ def compare(optimizer: str, kinds: list[str], batches: list[Batch], repeats: int
     return results
 
 
+def compare_compressed(batches: list[Batch], repeats: int) -> dict[str, dict[str, float]]:
+    """Our model with dense tables against itself with the five largest tables compressed."""
+    largest = sorted(range(len(ROWS)), key=lambda i: -ROWS[i])[:5]
+    kinds: dict[str, Method] = {"tensor train, rank 16": TensorTrain(rank=16), "frobenius (8, 4)": Frobenius(8, 4)}
+    sides = {"dense": ours(build(), "sgd", batches)}
+    for name, method in kinds.items():
+        sides[name] = ours(build({f"C{i + 1}": method for i in largest}), "sgd", batches)
+    times = alternate(sides, repeats=repeats, warmup=3)
+    size = len(batches[0])
+    return {
+        name: {
+            **summary([size / t for t in taken]),
+            "over_dense": float(np.median(times["dense"]) / np.median(taken)),
+            "table_bytes": sides[name].model.bags.num_bytes(),  # type: ignore[union-attr, operator]
+        }
+        for name, taken in times.items()
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=30)
@@ -263,6 +282,8 @@ def main() -> None:
         results[optimizer] = found
         rows += [{"optimizer": optimizer, "side": name, **values} for name, values in found.items()]
     print_table("samples/s", rows)
+    results["compressed"] = compressed = compare_compressed(batches, arguments.steps)
+    print_table("five largest tables compressed", [{"tables": name, **found} for name, found in compressed.items()])
     model = build()
     peak, needed = peak_flops(), flops_a_sample(model)
     parts = stages(model, "sgd", batches)

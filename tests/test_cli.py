@@ -14,6 +14,7 @@ import pytest
 
 from holdall.cli import COMMANDS, main
 from holdall.data.synthetic import preset, write_tsv
+from holdall.training.evaluation import load_model
 
 FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
 
@@ -151,3 +152,52 @@ def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
     assert "go on with --resume" in errors
     assert "Traceback" not in errors
     assert list((run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "methods"),
+    [
+        (["--method", "tensor_train", "--rank", "4", "--min-rows", "50"], {"tensor_train", "dense"}),
+        (["--method", "frobenius", "--setting", "rank=2", "terms=1", "--min-rows", "50"], {"frobenius", "dense"}),
+        (
+            ["--method", "hot_cold", "--setting", "hot_rows=10", "cold=frobenius", "--min-rows", "300"],
+            {"hot_cold", "dense"},
+        ),
+        (["--budget", "1/3"], {"frobenius", "hashed", "hot_cold", "dense"}),
+        (["--method", "hashed", "--budget", "2KB"], {"hashed", "dense"}),
+    ],
+)
+def test_tables_can_be_compressed(data: Path, tmp_path: Path, flags: list[str], methods: set[str]) -> None:
+    main(["train", str(data), "--out", str(tmp_path / "run"), "--steps", "3", *FAST, *flags])
+    model, *_ = load_model(tmp_path / "run")
+    found = {model.bags.table(name).method.name for name in model.bags.features}
+    assert found <= methods
+    assert found != {"dense"}
+    if "2KB" in flags:
+        assert model.bags.num_bytes() <= 2000
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--method", "tensor_rain", "--rank", "3"],
+            "unknown table method 'tensor_rain' (did you mean 'tensor_train'?)",
+        ),
+        (["--method", "tensor_train", "--rank", "0"], "rank"),
+        (["--method", "tensor_train"], "rank"),
+        (["--method", "frobenius", "--setting", "terns=3"], "did you mean 'terms'"),
+        (["--method", "frobenius", "--setting", "terms"], "--setting takes name=value"),
+        (["--rank", "3"], "name one, such as --method tensor_train"),
+        (["--method", "auto"], "needs a --budget"),
+        (["--method", "frobenius", "--rank", "3", "--budget", "1MB"], "not both"),
+        (["--budget", "-1MB"], "is not a size"),
+        (["--budget", "10B"], "too small for these 3 tables"),
+    ],
+)
+def test_impossible_compressions(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    # tyro reads a value that starts with a dash as a flag, so such values are joined to theirs
+    words = [f"{flags[0]}={flags[1]}"] if len(flags) > 1 and flags[1].startswith("-") else flags
+    assert message in fails(["train", str(data), "--out", str(tmp_path / "run"), *FAST, *words], capsys)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdall import compress, suggest_methods
+from holdall import compress, suggest
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.errors import ConfigError
@@ -96,7 +96,7 @@ def test_fresh_rows_have_the_deviation_of_the_old() -> None:
     ("options", "message"),
     [
         ({}, "how small"),
-        ({"budget": "10B"}, "too small for these tables"),
+        ({"budget": "10B"}, "too small for these 3 tables"),
         ({"budget": "10 parsecs"}, "is not a size"),
         ({"budget": 0.1, "method": "tensor_rain"}, "did you mean 'tensor_train'"),
         ({"budget": 0.1, "method": Hashed(buckets=3)}, "not both"),
@@ -128,8 +128,8 @@ def test_suggested_methods_fill_the_budget() -> None:
     for dim in (16, 32, 64, 128):
         dense = sum(rows.values()) * dim * 4
         for share in (1 / 4, 1 / 20, 1 / 100):
-            methods = suggest_methods(rows, dim, share)
+            methods = suggest(rows, dim, share)
             taken = sum(method.num_bytes(rows[name], dim) for name, method in methods.items())
             assert 0.5 * share * dense < taken <= share * dense
             assert isinstance(methods["tiny"], Dense)
-    assert suggest_methods(rows, 16, 1.0) == dict.fromkeys(rows, Dense())
+    assert suggest(rows, 16, 1.0) == dict.fromkeys(rows, Dense())

@@ -106,14 +106,15 @@ def compress(
     budget: str | int | float | None = None,
     method: str | Method | type[Method] | Mapping[str, Method] = "auto",
     *,
-    min_rows: int = MIN_ROWS,
+    min_rows: int | None = None,
     fit: bool = False,
 ) -> CompressionReport:
     """Swap the `nn.Embedding`, `nn.EmbeddingBag` and dense tables of `model` for compressed ones, in place.
 
     `budget` is a size for all tables together (`"64MB"`) or a share of what they take (0.05, `"1/20"`). `method` is one
     method for all, a name to be sized by the budget, or one by module name. Tables with fewer than `min_rows` rows are
-    left alone. With `fit`, compressed tables start as the best fit of the present rows (and the report has its error);
+    left alone; by default those that the budget leaves room for, or those of fewer than 1,000 rows when there is no
+    budget. With `fit`, compressed tables start as the best fit of the present rows (and the report has its error);
     otherwise afresh, with rows of the same standard deviation. A model without such a table is an error, and nothing is
     changed when anything is wrong.
     """
@@ -176,7 +177,7 @@ def _choose(
     places: Mapping[str, _Place],
     budget: str | int | float | None,
     method: str | Method | type[Method] | Mapping[str, Method],
-    min_rows: int,
+    min_rows: int | None,
 ) -> dict[str, Method]:
     """The method of every table that is to change."""
     if isinstance(method, Mapping):
@@ -184,6 +185,8 @@ def _choose(
             if name not in places:
                 raise ConfigError(f"the model has no table '{name}'{suggest(name, places)}")
         return dict(method)
+    if min_rows is None:
+        min_rows = MIN_ROWS if budget is None else 0
     large = {name: place for name, place in places.items() if place.weight.shape[0] >= min_rows}
     if not large:
         raise ConfigError(f"no table of the model has {min_rows:,} rows or more: lower min_rows; nothing was changed")
@@ -201,7 +204,7 @@ def _choose(
     total = sum(place.weight.numel() * 4 for place in places.values())
     share = parse_budget(budget, total) / total
     return {
-        name: suggest_methods({name: place.weight.shape[0]}, place.weight.shape[1], share, method, min_rows=1)[name]
+        name: suggest_methods({name: place.weight.shape[0]}, place.weight.shape[1], share, method)[name]
         for name, place in large.items()
     }
 

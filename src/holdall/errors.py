@@ -14,7 +14,7 @@ class HoldallError(Exception):
     """Base of every error a user can cause and cure."""
 
 
-class ConfigError(HoldallError, ValueError):
+class ConfigError(HoldallError):
     """An option or a combination of options that cannot work."""
 
 

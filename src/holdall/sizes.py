@@ -14,7 +14,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int | float) -> int:
     """`64MB` -> 64,000,000; `64MiB` -> 67,108,864. Case and spaces do not matter."""
     if isinstance(text, int) and not isinstance(text, bool):
         size = float(text)

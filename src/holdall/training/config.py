@@ -44,8 +44,8 @@ class TrainConfig:
     """Further settings of the method, such as terms=4 or buckets=10000."""
     budget: str | None = None
     """Bytes for all tables together, such as 16MB, or a share of the dense bytes, such as 1/20: sizes the method."""
-    min_rows: int = MIN_ROWS
-    """Tables with fewer rows stay dense."""
+    min_rows: int | None = None
+    """Tables with fewer rows stay dense: by default those the budget has room for, or below 1,000 rows without one."""
 
     epochs: int = 1
     """Passes over the training split."""
@@ -155,9 +155,10 @@ class TrainConfig:
         cardinalities = self.model_config().table_rows(schema)
         if self.budget is not None:
             dim, name = self.model_config().dim, self.method or "auto"
-            return suggest_methods(cardinalities, dim, self.budget, name, min_rows=self.min_rows)
+            return suggest_methods(cardinalities, dim, self.budget, name, min_rows=self.min_rows or 0)
         method = self._given_method()
-        return {name: method for name, rows in cardinalities.items() if rows >= self.min_rows}
+        min_rows = MIN_ROWS if self.min_rows is None else self.min_rows
+        return {name: method for name, rows in cardinalities.items() if rows >= min_rows}
 
     def _given_method(self) -> Method:
         """The method that `method`, `rank` and `setting` spell out."""
