@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdall.batch import Ids
+from holdall.eager import eager
 from holdall.errors import ConfigError, IdError, suggest
+from holdall.kernels.path import takes_triton
 from holdall.kernels.row_gradient import RowGradient
 from holdall.tables import Dense, Method, Table
 from holdall.tables.dense import DenseTable
@@ -36,6 +38,7 @@ class DensePack:
         num_rows = sum(table.num_rows for table in self.tables.values())
         self.storage = torch.empty(num_rows, first.dim, dtype=first.weight.dtype, device=device)
         self.starts: dict[str, int] = {}
+        self._start_tensors: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
         start = 0
         for name, table in self.tables.items():
             self.starts[name] = start
@@ -55,6 +58,18 @@ class DensePack:
             if self.collects:
                 raise ConfigError("the tables moved after their optimizer was made: move the model first")
             self._lay_out(next(iter(weights.values())).device)
+
+    def start_tensor(self, names: Sequence[str], device: torch.device) -> Tensor:
+        """Where each of these tables starts; kept, because making one on a GPU waits for it.
+
+        int32 on a GPU when every row number fits: half the bytes to sort.
+        """
+        key = (tuple(names), device)
+        if key not in self._start_tensors:
+            narrow = device.type != "cpu" and self.storage.shape[0] < 2**31
+            dtype = torch.int32 if narrow else torch.int64
+            self._start_tensors[key] = torch.tensor([self.starts[name] for name in names], dtype=dtype, device=device)
+        return self._start_tensors[key]
 
     def view(self, packed: Tensor, name: str) -> Tensor:
         """The rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
@@ -95,6 +110,47 @@ class _PackedLookup(torch.autograd.Function):
                 weights = lengths.to(grad.dtype).reciprocal()[bag_of]
         ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
         return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
+
+
+class _FusedLookup(torch.autograd.Function):
+    """`_PackedLookup` in Triton: bags lie feature-major, the output [B, F, dim] sample-major and in a given type."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        pack: DensePack,
+        rows: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None,
+        mean: bool,
+        num_features: int,
+        dtype: torch.dtype,
+        *parameters: Tensor,
+    ) -> Tensor:
+        from holdall.kernels import lookup_triton
+
+        ctx.pack, ctx.mean, ctx.num_features = pack, mean, num_features
+        ctx.save_for_backward(rows, offsets, weights)
+        if offsets is None:
+            return lookup_triton.gather(pack.storage, rows, dtype)
+        return lookup_triton.pool(
+            pack.storage, rows, offsets, weights, num_features=num_features, mean=mean, dtype=dtype
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        rows, offsets, weights = ctx.saved_tensors
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        bag_of = None
+        if offsets is not None:
+            lengths = offsets.diff()
+            bag = torch.repeat_interleave(lengths, output_size=rows.numel())
+            if ctx.mean:
+                weights = lengths.float().reciprocal()[bag]
+            size = lengths.numel() // ctx.num_features
+            bag_of = bag % size * ctx.num_features + bag // size
+        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
+        return (None, None, None, None, None, None, None, *(None for _ in ctx.pack.tables))
 
 
 class EmbeddingBags(nn.Module):
@@ -255,7 +311,11 @@ class EmbeddingBags(nn.Module):
         """[B, len(positions), dim] from a pack, with one gather."""
         pack.repack()
         tables = list(self.features.values())
-        starts = torch.tensor([pack.starts[tables[position]] for position in positions], device=ids.values.device)
+        starts = pack.start_tensor([tables[position] for position in positions], ids.values.device)
+        if takes_triton("the lookup", pack.storage, fits=_fits(pack)):
+            fused = self._fused_lookup(pack, positions, starts, ids)
+            if fused is not None:
+                return fused
         mean = next(iter(pack.tables.values())).mode == "mean"
         parameters = [table.weight for table in pack.tables.values()]
         everything = list(positions) == list(range(self.num_features))
@@ -278,7 +338,48 @@ class EmbeddingBags(nn.Module):
         vectors = _PackedLookup.apply(pack, rows.long(), offsets, weights, mean, *parameters)
         return vectors.view(len(positions), size, self.dim).transpose(0, 1)
 
-    @torch.compiler.disable
+    def _fused_lookup(self, pack: DensePack, positions: Sequence[int], starts: Tensor, ids: Ids) -> Tensor | None:
+        """`_lookup` in one kernel, without waiting for the device; None for bags of some of the features.
+
+        Inside `torch.autocast` the vectors come in its type, which saves writing and reading them in float32.
+        """
+        everything = list(positions) == list(range(self.num_features))
+        kind = pack.storage.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else pack.storage.dtype
+        mean = next(iter(pack.tables.values())).mode == "mean"
+        parameters = [table.weight for table in pack.tables.values()]
+        offsets = weights = None
+        if ids.offsets is None:
+            chosen = slice(None) if everything else list(positions)
+            rows = (ids.values[chosen].t() + starts).to(starts.dtype).contiguous()
+            if ids.weights is not None:
+                rows, weights = rows.t().reshape(-1), ids.weights[chosen].reshape(-1)
+                offsets = torch.arange(rows.numel() + 1, device=rows.device)
+        elif everything:
+            offsets, weights = ids.offsets, ids.weights
+            bag = torch.repeat_interleave(offsets.diff(), output_size=ids.values.numel())
+            rows = (ids.values + starts[bag // ids.batch_size]).to(starts.dtype)
+        else:
+            return None
+        return _FusedLookup.apply(pack, rows, offsets, weights, mean, len(positions), dtype, *parameters)
+
+    def packed_rows(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
+        """`(storage [R, dim], rows [B, F])` such that `storage[rows]` is the result; None unless every feature is
+        one-hot and in one pack that kernels can read: for an operation that looks the vectors up by itself."""
+        names = list(self.features.values())
+        if len(self.packs) != 1 or ids.offsets is not None or ids.weights is not None:
+            return None
+        (pack,) = self.packs
+        if any(name not in pack.tables for name in names) or not self._reads_storage(pack):
+            return None
+        if not takes_triton("the lookup", pack.storage, fits=_fits(pack)):
+            return None
+        self.check(ids)
+        pack.repack()
+        starts = pack.start_tensor(names, ids.values.device)
+        return pack.storage, (ids.values.t() + starts).to(starts.dtype).contiguous()
+
+    @eager
     def check(self, ids: Ids) -> None:
         """Raise `IdError`, naming feature, id and sample, unless every id is a row of its table.
 
@@ -302,7 +403,7 @@ class EmbeddingBags(nn.Module):
         for position in range(self.num_features):
             self._check_feature(ids, position)
 
-    @torch.compiler.disable
+    @eager
     def _check_feature(self, ids: Ids, position: int) -> None:
         if ids.values.device.type != "cpu":
             return
@@ -322,6 +423,11 @@ class EmbeddingBags(nn.Module):
         for pack in self.packs:
             pack.repack()
         return self
+
+
+def _fits(pack: DensePack) -> bool:
+    """Whether the kernels read this pack's storage."""
+    return pack.storage.dtype in (torch.float32, torch.bfloat16, torch.float16) and pack.storage.shape[1] <= 4096
 
 
 def _module_name(name: str) -> str:

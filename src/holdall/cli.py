@@ -30,7 +30,7 @@ def prepare(
     """Turn raw click logs into a data set folder: ids in popularity order, memory-mapped Arrow files.
 
     Args:
-        sources: Files or globs to read, in order.
+        sources: Files or globs to read, in order; or the folder of a public data set.
         out: Folder to make.
         config: TOML file with values for the options below; what is given on the command line goes before it.
     """

@@ -7,7 +7,7 @@ second turns provisional ids into ids by one array lookup each. Memory holds a b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -24,8 +24,7 @@ from holdall.data.dense import Moments, transform
 from holdall.data.id_map import id_map_path
 from holdall.data.layout import Layout
 from holdall.data.numbering import Numbering
-from holdall.data.read_parquet import SUFFIXES, read_parquet
-from holdall.data.read_text import read_text
+from holdall.data.raw_data import Read
 from holdall.data.rows import Rows, import_polars
 from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
 from holdall.schema import DataFile, DenseColumn, Feature, Split
@@ -54,9 +53,10 @@ class SplitRule:
 class FirstPass:
     """Reads every source once: numbers and counts values, sums up dense columns, spills the rows."""
 
-    def __init__(self, layout: Layout, rule: SplitRule, folder: Path, rows_per_file: int):
+    def __init__(self, layout: Layout, rule: SplitRule, folder: Path, rows_per_file: int, read: Read):
         folder.mkdir()
         self.layout = layout
+        self.read = read
         self.rule = rule
         self.tables = {name: Numbering() for name in layout.tables}
         self.moments = [Moments() for _ in layout.dense]
@@ -69,20 +69,18 @@ class FirstPass:
         done = 0
         for source in sources:
             first_row = self.num_rows
-            with closing(self._read(source)) as blocks:
+            with closing(self.read(source)) as blocks:
                 for rows in blocks:
                     bad_rows.add(source, rows.refused)
-                    self._take(rows, self.rule.draw(source, rows.numbers + first_row))
+                    splits = rows.splits
+                    if splits is None:
+                        splits = self.rule.draw(source, rows.numbers + first_row)
+                    self._take(rows, splits)
                     self.num_rows += rows.num_rows
                     progress("read", done + rows.position, total)
             done += source.stat().st_size
         for spill in self.spills:
             spill.finish()
-
-    def _read(self, source: Path) -> Generator[Rows]:
-        if source.suffix in SUFFIXES:
-            return read_parquet(source, self.layout)
-        return read_text(source, self.layout)
 
     def _take(self, rows: Rows, splits: npt.NDArray[np.uint8]) -> None:
         table = self._number(rows)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
-from holdall.data.criteo import CRITEO
-from holdall.data.layout import Layout
+from holdall.data.formats import FORMATS
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
+from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
-from holdall.data.sources import find_sources
-from holdall.data.table import load_layout
+from holdall.data.table import parse_positive
 from holdall.errors import ConfigError, DataError, HoldallError
 from holdall.files import atomic_folder, refuse_existing
 from holdall.schema import SCHEMA_FILE, Schema
@@ -31,24 +30,34 @@ from holdall.schema import SCHEMA_FILE, Schema
 class PrepareConfig:
     """How raw files become a data set."""
 
-    format: Literal["criteo", "table"] = "criteo"
-    """Layout of the raw files: criteo (label, 13 integers, 26 values a line), or table (CSV or Parquet, see schema)."""
+    format: Literal["criteo", "table", "avazu", "taobao", "yelp", "movielens", "bookcrossing"] = "criteo"
+    """Layout of the raw files: a public data set (docs/your-data.md), or table (CSV or Parquet, see schema)."""
     schema: Path | None = None
     """TOML file that says which columns are what, for --format table (sample: configs/table-example.toml)."""
     rare_below: int = 1
     """Values seen fewer times than this in training share the unseen row."""
     valid: float = 0.0
-    """Fraction of the rows for the valid split, drawn by a hash of seed and row number."""
+    """Fraction of the rows for the valid split, by a hash; of the users (an event each) for movielens, taobao, yelp."""
     test: float = 0.1
-    """Fraction of the rows for the test split, drawn likewise; not used with --test-from-last-file."""
+    """Fraction of the rows for the test split, by a hash; not used where the last file or users' last events are it."""
+    split: Literal["random", "time"] = "random"
+    """How valid and test are chosen: at random, or (avazu) the last hours of the log."""
     test_from_last_file: bool = False
     """Take the last source file as the test split, as for files in time order."""
+    negatives: int = 4
+    """Movielens, taobao, yelp: rows with label 0 after each held-out event; training draws its own every epoch."""
+    candidates: int = 99
+    """Movielens, taobao, yelp: items that each held-out event is ranked against, where no file gives them."""
+    max_length: int = 20
+    """Taobao, yelp: longest history of a user in a row."""
+    positive: str | None = None
+    """Bookcrossing: ratings that count as label 1, such as ">= 7"; "> 0" unless said."""
     seed: int = 0
-    """Seed of the split."""
+    """Seed of the split and of the negatives."""
     dense: Literal["log", "standard", "none"] = "log"
     """What is stored for a number x: log(max(x, 0) + 1), (x - mean) / std of the training rows, or x; 0 if missing."""
-    bad_rows: Literal["stop", "skip"] = "stop"
-    """A row that cannot be read stops the run, or is left out and listed in bad_rows.tsv."""
+    bad_rows: Literal["stop", "skip"] | None = None
+    """A row that cannot be read: stop, or skip and list it in bad_rows.tsv; stop unless said (bookcrossing: skip)."""
     overwrite: bool = False
     """Replace the output folder when it holds a data set already."""
     rows_per_file: int = 2**18
@@ -59,13 +68,26 @@ class PrepareConfig:
             raise ConfigError(
                 f"valid ({self.valid}) and test ({self.test}) must not be negative and leave rows to train on"
             )
-        for name in ("rare_below", "rows_per_file"):
+        for name in ("rare_below", "rows_per_file", "candidates", "max_length"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
         if self.format == "table" and self.schema is None:
             raise ConfigError("--format table needs --schema FILE.toml (sample: configs/table-example.toml)")
-        if self.format == "criteo" and self.schema is not None:
-            raise ConfigError("--schema goes with --format table: the Criteo layout is known")
+        if self.format != "table" and self.schema is not None:
+            raise ConfigError(f"--schema goes with --format table: the layout of {self.format} is known")
+        if self.negatives < 0:
+            raise ConfigError(f"negatives is {self.negatives}, but must be 0 or more")
+        if self.split == "time" and (self.format != "avazu" or self.test_from_last_file):
+            raise ConfigError(
+                "--split time goes with --format avazu, and without --test-from-last-file: of the other formats either "
+                "the rows have no time, or the split is by each user's time already"
+            )
+        if self.positive is not None:
+            if self.format != "bookcrossing":
+                raise ConfigError("--positive goes with --format bookcrossing; a schema has its own [label] rule")
+            parse_positive(self.positive)
+        if self.test_from_last_file and self.format not in ("criteo", "table", "avazu"):
+            raise ConfigError(f"--test-from-last-file is for files of rows, not for --format {self.format}")
 
 
 DEFAULTS = PrepareConfig()
@@ -82,26 +104,32 @@ def prepare(
     `progress` is called as (stage, done, total); without it a progress bar shows when stderr is a terminal.
     """
     import_polars()
+    return prepare_raw(FORMATS[config.format](sources, Path(out), config), out, config, progress)
+
+
+def prepare_raw(
+    raw: RawData, out: str | Path, config: PrepareConfig = DEFAULTS, progress: Progress | None = None
+) -> Schema:
+    """Prepare raw files of any kind, read by a reader of one's own; `config.format` does not matter."""
     out = Path(out)
-    layout = CRITEO if config.schema is None else load_layout(config.schema)
-    files = find_sources(sources, out)
-    if config.test_from_last_file and len(files) < 2:
+    if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
     check_output(out, config.overwrite)
     with progress_bar(progress) as report, atomic_folder(out) as folder:
-        schema = build(folder, files, layout, config, report)
+        schema = build(folder, raw, config, report)
         if config.overwrite:  # only now, so that a failed run keeps what was there
             refuse_existing(out, overwrite=True)
     return schema
 
 
-def build(folder: Path, files: list[Path], layout: Layout, config: PrepareConfig, report: Progress) -> Schema:
+def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -> Schema:
     """Fill `folder`; `schema.json` is written last."""
+    files, layout = raw.files, raw.layout
     test_file = files[-1] if config.test_from_last_file else None
     rule = SplitRule(valid=config.valid, test=config.test, seed=config.seed, test_file=test_file)
     spill = folder / "spill"
-    first = FirstPass(layout, rule, spill, config.rows_per_file)
-    with BadRows(folder / BAD_ROWS_FILE, config.bad_rows) as bad_rows:
+    first = FirstPass(layout, rule, spill, config.rows_per_file, raw.read)
+    with BadRows(folder / BAD_ROWS_FILE, config.bad_rows or raw.bad_rows) as bad_rows:
         first.run(files, bad_rows, report)
     if not first.spills[0].files:
         raise DataError(
@@ -117,22 +145,25 @@ def build(folder: Path, files: list[Path], layout: Layout, config: PrepareConfig
         dense=second.dense,
         features=second.features,
         splits=splits,
-        source=describe(files, layout, config, first.num_rows, bad_rows.count),
+        source=describe(raw, config, first.num_rows, bad_rows.count),
     )
+    raw.finish(folder, schema)
     schema.save(folder)
     return schema
 
 
-def describe(files: list[Path], layout: Layout, config: PrepareConfig, rows: int, bad_rows: int) -> dict[str, Any]:
+def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> dict[str, Any]:
     """Where a data set came from, for people."""
+    layout = raw.layout
     options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     return {
         "format": config.format,
-        "files": [{"name": str(file), "bytes": file.stat().st_size} for file in files],
+        "files": [{"name": str(file), "bytes": file.stat().st_size} for file in raw.files],
         "rows": rows,
         "bad_rows": bad_rows,
+        "counts": dict(raw.counts),
         "options": options,
-        "columns": {raw.name: raw.column for raw in layout.dense} | {raw.name: raw.column for raw in layout.features},
+        "columns": {d.name: d.column for d in layout.dense} | {f.name: f.column for f in layout.features},
         "positive": layout.positive and f"{layout.positive.comparison} {layout.positive.threshold:g}",
     }
 

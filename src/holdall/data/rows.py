@@ -53,6 +53,8 @@ class Rows:
     """Rows read: those in `frame` and those in `refused`."""
     position: int
     """Bytes of the file read so far."""
+    splits: npt.NDArray[np.uint8] | None = None
+    """[R] split of each row where the data set says it; None draws it."""
 
 
 def check_columns(names: Sequence[str], layout: Layout, where: str) -> list[int]:

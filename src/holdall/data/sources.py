@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from holdall.errors import ConfigError, DataError
 
 
 def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
-    """Files in the order given; a pattern stands for its matches in sorted order."""
+    """Files in the order given; a pattern stands for its matches in sorted order, `day_2` before `day_10`."""
     if not sources:
         raise ConfigError("no source files were named")
     files: list[Path] = []
@@ -19,7 +20,7 @@ def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
         if Path(source).exists():  # a file may have brackets in its name
             matches = [source]
         else:
-            matches = sorted(glob.glob(source, recursive=True))
+            matches = sorted(glob.glob(source, recursive=True), key=natural)
         if not matches:
             kind = "no file matches the pattern" if glob.has_magic(source) else "no such file:"
             raise DataError(f"{kind} {source} (looked from {os.getcwd()}): check the name")
@@ -34,3 +35,8 @@ def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
         if out.resolve() in file.resolve().parents:
             raise ConfigError(f"the source {file} lies in the output folder {out}: write to another folder")
     return files
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Sort key that compares runs of digits as numbers: the last of `day_0`..`day_23` is `day_23`."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from holdall.eager import eager
+
 Path = Literal["auto", "reference", "fast"]
 
 # Most elements that the gathered prefixes of one block of ids may have: 64 MB in float32.
@@ -73,7 +75,7 @@ def reference_rows(ids: Tensor, cores: Sequence[Tensor]) -> Tensor:
     return torch.einsum("uaxa->ux", product)
 
 
-@torch.compiler.disable  # the layout depends on the ids
+@eager  # the layout depends on the ids
 def _fast_rows(ids: Tensor, *cores: Tensor) -> Tensor:
     if ids.numel() > 1 and not bool((ids[1:] > ids[:-1]).all()):
         ids, inverse = torch.unique(ids, return_inverse=True)

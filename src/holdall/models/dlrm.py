@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from holdall.bags import EmbeddingBags
+from holdall.batch import Batch
 from holdall.errors import ConfigError
-from holdall.kernels.interaction import dot_interaction, interaction_width
+from holdall.kernels.interaction import dot_interaction, dot_interaction_of_rows, interaction_width
 from holdall.models.layers import mlp
-from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
+from holdall.models.model import LookedUp, Model, ModelConfig, build_bags, check_sizes
 from holdall.schema import Schema
 from holdall.tables import Method
 
@@ -78,11 +79,22 @@ class DLRM(Model):
             width = config.dim * num_vectors
         self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
 
-    def score(self, dense_BN: Tensor, vectors_BFD: Tensor) -> Tensor:
-        if self.bottom is not None:
-            vectors_BFD = torch.cat([self.bottom(dense_BN)[:, None].to(vectors_BFD.dtype), vectors_BFD], dim=1)
-        if self.config.interaction == "dot":
-            features = dot_interaction(vectors_BFD)
+    def lookup(self, batch: Batch) -> LookedUp:
+        """Vectors [B, F, D]; where nothing is learned and a kernel can fetch them, `(storage [R, D], rows [B, F])`."""
+        if self.config.interaction == "dot" and not torch.is_grad_enabled():
+            packed = self.bags.packed_rows(batch.ids)
+            if packed is not None:
+                return packed
+        return super().lookup(batch)
+
+    def score(self, dense_BN: Tensor, looked_up: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        first_BD = None if self.bottom is None else self.bottom(dense_BN)
+        if isinstance(looked_up, tuple):
+            features = dot_interaction_of_rows(*looked_up, first_BD)
+        elif self.config.interaction == "dot":
+            features = dot_interaction(looked_up, first_BD)
         else:
-            features = vectors_BFD.flatten(1)
+            features = looked_up.flatten(1)
+            if first_BD is not None:
+                features = torch.cat([first_BD.to(features.dtype), features], dim=1)
         return self.top(features).squeeze(1)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from holdall.bags import EmbeddingBags
 from holdall.batch import Batch, Ids
+from holdall.eager import eager
 from holdall.errors import ConfigError, DataError
 from holdall.kernels.interaction import dot_interaction, interaction_width
 from holdall.models.layers import mlp
@@ -167,7 +168,7 @@ class TBSM(Model):
         context_BM = attend(history_BTM, target_BM, exists_BT, self.attention)
         return self.top(torch.cat([context_BM, target_BM.to(context_BM.dtype)], dim=1)).squeeze(1)
 
-    @torch.compiler.disable
+    @eager
     def _check_lengths(self, ids: Ids) -> None:
         """Raise unless the sequences of each sample are equally long; ids on a device are not read back."""
         if ids.values.device.type != "cpu":

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdall.eager import eager
 from holdall.errors import ConfigError
 from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows
 from holdall.tables.fitting import check_shape, relative_error
@@ -121,7 +122,7 @@ class FrobeniusTable(Table):
         scale = self._scale(ids, starts, per_sample_weights)
         return frobenius_bags(self.factors, self.basis, ids, starts, scale, fast=self.fast)
 
-    @torch.compiler.disable
+    @eager
     def _one_id_a_bag(self, input: Tensor, offsets: Tensor | None) -> bool:
         """Whether pooling has nothing to do; True also says that the offsets are sound."""
         if input.dim() == 2:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdall.eager import eager
 from holdall.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
@@ -190,7 +191,7 @@ class StochasticRoundingTable(QuantizedTable):
         rows = super()._rows(ids)
         return self._collected(rows, ids) if torch.is_grad_enabled() else rows
 
-    @torch.compiler.disable
+    @eager
     def _collected(self, rows: Tensor, ids: Tensor) -> Tensor:
         """The rows as a leaf of the graph whose gradient comes here."""
 

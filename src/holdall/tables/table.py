@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdall.eager import eager
 from holdall.errors import ConfigError, IdError
 from holdall.tables.method import Method, TableOptions
 
@@ -139,7 +140,7 @@ class Table(nn.Module):
         return ids.long()
 
 
-@torch.compiler.disable
+@eager
 def check_ids(ids: Tensor, num_rows: int) -> None:
     """Raise `IdError` naming the first id that is not a row, and its place."""
     if ids.numel() == 0:
@@ -154,7 +155,7 @@ def check_ids(ids: Tensor, num_rows: int) -> None:
     )
 
 
-@torch.compiler.disable
+@eager
 def check_offsets(offsets: Tensor, num_ids: int, *, include_last: bool) -> None:
     """Raise `IdError` unless `offsets` starts at 0, never decreases and stays within `num_ids`."""
     if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):

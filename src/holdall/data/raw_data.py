@@ -1,0 +1,90 @@
+"""What a reader of a data set gives to `prepare`: a layout, files in order, and the rows of each file.
+
+A data set that is a plain table needs no reader: a TOML schema does (`table.py`). Others have one short module that
+makes a `RawData`; `formats.py` lists them, and `docs/your-data.md` walks through writing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from holdall.data.blocks import COMPRESSIONS
+from holdall.data.layout import Layout
+from holdall.data.rows import Refused, Rows, import_polars
+from holdall.data.sources import find_sources
+from holdall.errors import ConfigError, DataError
+from holdall.schema import Schema
+
+Read = Callable[[Path], Generator[Rows]]
+
+
+def nothing_more(folder: Path, schema: Schema) -> None:
+    """The `finish` of a data set that is its splits and id maps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawData:
+    """Raw files and how they become rows."""
+
+    layout: Layout
+    files: list[Path]
+    """In the order they are read: those that others are joined with come first."""
+    read: Read
+    """The rows of one file. A file that is only joined with others gives no rows, but the lines it refused."""
+    finish: Callable[[Path, Schema], None] = nothing_more
+    """Writes what belongs beside the splits into the folder, once ids are known."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was met and tolerated, by name; filled while reading, kept in `schema.json` under `source`."""
+    bad_rows: Literal["stop", "skip"] = "stop"
+    """What to do with a line that cannot be read, unless the user says."""
+
+
+def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:
+    """Rows of a file that gives none itself."""
+    pl = import_polars()
+    columns = {"label": pl.UInt8} | {f"dense{index}": pl.Float64 for index in range(len(layout.dense))}
+    for index, feature in enumerate(layout.features):
+        columns[f"feature{index}"] = pl.String if feature.kind == "categorical" else pl.List(pl.String)
+    return Rows(pl.DataFrame(schema=columns), np.zeros(0, dtype=np.int64), refused, 0, position)
+
+
+def find_roles(
+    sources: Sequence[str | Path], out: Path, roles: dict[str, tuple[str, ...]], needed: Sequence[str]
+) -> dict[str, Path]:
+    """The file of each role, in the order of `roles`, known by name; a compression suffix does not count.
+
+    Sources are files, patterns, or the data set's folder, from which the files with a role are taken.
+    """
+    everything: list[str | Path] = []
+    for source in sources:
+        if Path(source).is_dir():
+            everything += sorted(file for file in Path(source).iterdir() if role_of(file, roles))
+        else:
+            everything.append(source)
+    names = ", ".join(" or ".join(patterns) for patterns in roles.values())
+    if sources and not everything:
+        raise DataError(f"{', '.join(map(str, sources))} holds none of the files of this data set ({names})")
+    found: dict[str, Path] = {}
+    for file in find_sources(everything, out):
+        role = role_of(file, roles)
+        if role is None:
+            raise ConfigError(f"{file} is none of the files of this data set ({names}): leave it out, or rename it")
+        if role in found:
+            raise ConfigError(f"{found[role]} and {file} are both the {role} of the data set: name one of them")
+        found[role] = file
+    for role in needed:
+        if role not in found:
+            wanted = " or ".join(roles[role])
+            raise DataError(f"the {role} of the data set ({wanted}) are not among the sources: name that file too")
+    return {role: found[role] for role in roles if role in found}
+
+
+def role_of(file: Path, roles: dict[str, tuple[str, ...]]) -> str | None:
+    name = file.stem if file.suffix in COMPRESSIONS else file.name
+    return next((role for role, patterns in roles.items() if any(fnmatch(name, p) for p in patterns)), None)

@@ -1,0 +1,66 @@
+"""docs/your-data.md: its files are read, its commands and its program run, its options exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from holdall.cli import main
+from holdall.data.dataset import DataSet
+from holdall.data.formats import FORMATS
+from holdall.data.id_map import load_id_maps
+from holdall.data.prepare import PrepareConfig
+from holdall.schema import Schema
+from holdall.settings import overlay
+
+PAGE = Path(__file__).parents[2] / "docs/your-data.md"
+
+
+def blocks(kind: str) -> list[str]:
+    """Fenced blocks of the page with this word after the opening fence."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [text for found, text in fenced if found == kind]
+
+
+def test_the_walk_through_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.chdir(tmp_path)
+    (rows,), (schema_text,), (commands,) = blocks("csv"), blocks("toml"), blocks("bash")
+    Path("clicks.csv").write_text(rows)
+    Path("clicks.toml").write_text(schema_text)
+    for command in commands.splitlines():
+        program, *arguments = shlex.split(command)
+        assert program == "holdall"
+        main(arguments)
+    schema = Schema.load(Path("data"))
+    assert sum(split.rows for split in schema.splits.values()) == len(rows.splitlines()) - 1
+    assert [feature.name for feature in schema.features] == ["user", "site", "tags"]
+    assert "auc" in capsys.readouterr().out
+
+
+def test_the_reader_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("python")
+    exec(compile(program, str(PAGE), "exec"), {"__name__": "events"})
+    assert sum(split.rows for split in Schema.load(Path("events")).splits.values()) == 50
+    assert len(DataSet("events", "train")) > 30
+    assert load_id_maps("events")["seen"].values[0].as_py() == "a"
+
+
+def test_every_command_on_the_page_has_options_that_exist() -> None:
+    (commands,) = [block for block in blocks("") if block.startswith("holdall prepare")]
+    seen = set()
+    for command in commands.splitlines():
+        words = shlex.split(command)
+        given: dict[str, object] = {}
+        for word, value in zip(words, [*words[1:], ""], strict=True):
+            if word.startswith("--") and word != "--out":
+                name = word[2:].replace("-", "_")
+                kind = type(getattr(PrepareConfig(), name))
+                given[name] = True if kind is bool else kind(value) if kind in (int, float) else value
+        config = overlay(PrepareConfig(), given, command)
+        seen.add(config.format)
+        assert config.format in FORMATS
+    assert seen == {"criteo", "avazu", "movielens", "taobao", "bookcrossing"}
