@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 
-from holdall.errors import suggest
+from holdall.errors import did_you_mean
 
 # name: module. A module runs with its default options as `python -m <module>` and writes its run card.
 BENCHMARKS = {
@@ -29,7 +29,7 @@ def main() -> int:
         return 0
     for name in arguments.names:
         if name not in BENCHMARKS:
-            parser.error(f"no benchmark named '{name}'{suggest(name, BENCHMARKS)}")
+            parser.error(f"no benchmark named '{name}'{did_you_mean(name, BENCHMARKS)}")
     failed = [name for name in arguments.names or BENCHMARKS if not run(name)]
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

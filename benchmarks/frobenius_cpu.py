@@ -86,15 +86,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
 
 def check_equal(table: FrobeniusTable, twin: nn.EmbeddingBag, data: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """Largest relative differences over the batches; float32 on both sides, so no more than its rounding."""
-    found: dict[str, list[float]] = {"vectors": [], "gradient of the factors": [], "gradient of the basis": []}
+    parameters = dict(table.named_parameters())
+    found: dict[str, list[float]] = {"vectors": [], **{f"gradient of {name}": [] for name in parameters}}
     for ids, gradient in data:
-        parameters = (table.factors, table.basis)
         fast = table(ids)
         with torch.no_grad():
             found["vectors"].append(relative(fast, twin(ids)))
-        gradients = torch.autograd.grad(fast, parameters, gradient)
+        gradients = torch.autograd.grad(fast, list(parameters.values()), gradient)
         table.fast = False
-        expected = torch.autograd.grad(table(ids), parameters, gradient)
+        expected = torch.autograd.grad(table(ids), list(parameters.values()), gradient)
         table.fast = True
         for name, ours, wanted in zip(list(found)[1:], gradients, expected, strict=True):
             found[name].append(relative(ours, wanted))

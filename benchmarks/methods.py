@@ -35,7 +35,7 @@ from holdall.data.synthetic import best_possible_of, preset, write_prepared
 from holdall.errors import ConfigError
 from holdall.models import DLRM, DLRMConfig
 from holdall.tables import METHODS, Dense, Method
-from holdall.tables.budget import suggest_methods
+from holdall.tables.budget import suggest
 from holdall.training.evaluation import evaluate_model
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 
@@ -63,7 +63,7 @@ def methods_of(job: Job) -> dict[str, Method] | None:
     if job.method == "dense":
         return dict.fromkeys(cardinalities, Dense())
     try:
-        return suggest_methods(cardinalities, MODEL.dim, BUDGETS[job.budget], job.method)
+        return suggest(cardinalities, MODEL.dim, BUDGETS[job.budget], job.method)
     except ConfigError:
         return None
 

@@ -37,7 +37,7 @@ def run(*names: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_module_imports_without_the_optional_packages() -> None:
-    wanted = [name for name in modules() if name not in ONLY_WITH_TYRO]
+    wanted = [name for name in modules() if name not in ONLY_WITH_TYRO and not name.endswith("_triton")]
     assert "holdall.tables.frobenius" in wanted
     result = run(*wanted)
     assert result.returncode == 0, result.stderr

@@ -38,7 +38,7 @@ from holdall.tables import (
     TensorRing,
     TensorTrain,
 )
-from holdall.tables.budget import suggest_methods as suggest
+from holdall.tables.budget import suggest
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import evaluate, evaluate_model, load_model
 from holdall.training.optimizers import OptimizerConfig, Optimizers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from holdall.batch import Ids
 from holdall.eager import eager
-from holdall.errors import ConfigError, IdError, suggest
+from holdall.errors import ConfigError, IdError, did_you_mean
 from holdall.kernels.path import takes_triton
 from holdall.kernels.row_gradient import RowGradient
 from holdall.tables import Dense, Method, Table
@@ -180,7 +180,7 @@ class EmbeddingBags(nn.Module):
         self.features = dict(features) if features is not None else {name: name for name in tables}
         for feature, looked_up in self.features.items():
             if looked_up not in tables:
-                raise ConfigError(f"feature '{feature}' looks up table '{looked_up}'{suggest(looked_up, tables)}")
+                raise ConfigError(f"feature '{feature}' looks up table '{looked_up}'{did_you_mean(looked_up, tables)}")
         self.fused = fused
         self._set_tables(tables, generator, device)
         self._limits = torch.tensor([tables[name].num_rows for name in self.features.values()])
@@ -200,7 +200,7 @@ class EmbeddingBags(nn.Module):
         everything = {name: self.table(name) for name in dict.fromkeys(self.features.values())}
         for name, table in tables.items():
             if name not in everything:
-                raise ConfigError(f"there is no table '{name}'{suggest(name, everything)}")
+                raise ConfigError(f"there is no table '{name}'{did_you_mean(name, everything)}")
             old = everything[name]
             if (table.num_rows, table.dim, table.mode) != (old.num_rows, old.dim, old.mode):
                 raise ConfigError(f"table '{name}' can only be replaced by one of the same rows, dim and mode")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from holdall.data.prepare import PrepareConfig
-from holdall.errors import ConfigError, HoldallError, MissingDependencyError, suggest
+from holdall.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
 from holdall.settings import overlay, read_toml
 from holdall.training.config import TrainConfig
 
@@ -158,7 +158,7 @@ def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., None]]:
     command = given[0] if given else "--help"
     if command not in commands:
         if not command.startswith("-"):
-            raise ConfigError(f"no command '{command}'{suggest(command, commands)}")
+            raise ConfigError(f"no command '{command}'{did_you_mean(command, commands)}")
         return commands
     path = _option(given, "--config")
     if path is not None:

@@ -13,10 +13,10 @@ from rich.table import Table as RichTable
 from torch import Tensor, nn
 
 from holdall.bags import EmbeddingBags
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.sizes import parse_budget, readable_bytes
 from holdall.tables import Dense, Method, Table
-from holdall.tables.budget import MIN_ROWS, find_method, suggest_methods
+from holdall.tables.budget import MIN_ROWS, find_method, suggest
 from holdall.tables.dense import DenseTable
 
 
@@ -183,7 +183,7 @@ def _choose(
     if isinstance(method, Mapping):
         for name in method:
             if name not in places:
-                raise ConfigError(f"the model has no table '{name}'{suggest(name, places)}")
+                raise ConfigError(f"the model has no table '{name}'{did_you_mean(name, places)}")
         return dict(method)
     if min_rows is None:
         min_rows = MIN_ROWS if budget is None else 0
@@ -199,12 +199,12 @@ def _choose(
     dims = {place.weight.shape[1] for place in places.values()}
     if len(dims) == 1:
         rows = {name: place.weight.shape[0] for name, place in places.items()}
-        return suggest_methods(rows, dims.pop(), budget, method, min_rows=min_rows)
+        return suggest(rows, dims.pop(), budget, method, min_rows=min_rows)
     # Tables of different widths: each gets the same share of its own bytes.
     total = sum(place.weight.numel() * 4 for place in places.values())
     share = parse_budget(budget, total) / total
     return {
-        name: suggest_methods({name: place.weight.shape[0]}, place.weight.shape[1], share, method)[name]
+        name: suggest({name: place.weight.shape[0]}, place.weight.shape[1], share, method)[name]
         for name, place in large.items()
     }
 

@@ -41,7 +41,7 @@ class MissingDependencyError(HoldallError, ImportError):
         super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'holdall[{extra}]'")
 
 
-def suggest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` when a known name is close to `name`, else the list of known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.files import read_json, write_json
 
 FORMAT = "holdall-data"
@@ -109,7 +109,7 @@ class Schema:
             if feature.name == name:
                 return feature
         known = [feature.name for feature in self.features]
-        raise ConfigError(f"no feature named '{name}'{suggest(name, known)}")
+        raise ConfigError(f"no feature named '{name}'{did_you_mean(name, known)}")
 
     def save(self, folder: Path) -> None:
         write_json(folder / SCHEMA_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})

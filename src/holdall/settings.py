@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ def overlay(default: T, settings: Mapping[str, Any], where: str) -> T:
     for written, value in settings.items():
         name = written.replace("-", "_")
         if name not in known:
-            raise ConfigError(f"{where}: unknown setting '{written}'{suggest(name, known)}")
+            raise ConfigError(f"{where}: unknown setting '{written}'{did_you_mean(name, known)}")
         given[name] = _converted(value, hints[name], f"{where}: setting '{written}'")
     return replace(default, **given)  # type: ignore[type-var, return-value]
 

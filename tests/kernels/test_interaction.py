@@ -15,7 +15,7 @@ def test_planted_products() -> None:
     assert interaction_width(27, 16) == 368
 
 
-@pytest.mark.parametrize(("size", "num_vectors", "dim"), [(5, 4, 3), (1, 2, 1), (7, 27, 16), (3, 1, 4)])
+@pytest.mark.parametrize(("size", "num_vectors", "dim"), [(5, 4, 3), (1, 2, 1), (7, 27, 16), (3, 1, 4), (3, 1, 8)])
 def test_equals_reference_with_gradient(size: int, num_vectors: int, dim: int) -> None:
     vectors = torch.randn(size, num_vectors, dim, dtype=torch.float64, requires_grad=True)
     direction = torch.randn(size, interaction_width(num_vectors, dim), dtype=torch.float64)

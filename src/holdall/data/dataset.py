@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdall.batch import Batch
 from holdall.data.columns import Array, Columns, Ragged
-from holdall.errors import DataError, suggest
+from holdall.errors import DataError, did_you_mean
 from holdall.files import sha256
 from holdall.schema import SCHEMA_FILE, DataFile, Schema
 
@@ -38,7 +38,7 @@ class DataSet:
             raise DataError(f"no data folder {self.folder}: name one that `holdall prepare` made")
         self.schema = Schema.load(self.folder)
         if split not in self.schema.splits:
-            raise DataError(f"{self.folder} has no split '{split}'{suggest(split, self.schema.splits)}")
+            raise DataError(f"{self.folder} has no split '{split}'{did_you_mean(split, self.schema.splits)}")
         self.split = split
         self.files = self.schema.splits[split].files
         self._one_hot = [feature.one_hot for feature in self.schema.features]

@@ -18,7 +18,7 @@ from holdall.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
 from holdall.data.id_map import load_id_maps
-from holdall.errors import DataError, suggest
+from holdall.errors import DataError, did_you_mean
 from holdall.schema import DenseColumn, Feature, Schema
 
 Array = npt.NDArray[Any]
@@ -93,7 +93,7 @@ def as_table(table: Table) -> pa.Table:
 
 def find(table: pa.Table, name: str) -> pa.ChunkedArray:
     if name not in table.column_names:
-        raise DataError(f"the rows have no column '{name}'{suggest(name, table.column_names)}")
+        raise DataError(f"the rows have no column '{name}'{did_you_mean(name, table.column_names)}")
     return table[name]
 
 

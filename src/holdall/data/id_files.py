@@ -18,7 +18,7 @@ from holdall.data.layout import TextFormat
 from holdall.data.read_text import read_header, without_mark
 from holdall.data.records import check_records
 from holdall.data.rows import Refused, import_polars
-from holdall.errors import DataError, suggest
+from holdall.errors import DataError, did_you_mean
 
 Ints = npt.NDArray[np.int64]
 STAND_IN = "\x1f"  # for separators of more than one character, which no CSV parser takes
@@ -35,7 +35,9 @@ def read_id_columns(
         names, blocks = read_header(path, blocks, text)
     for column in columns:
         if column not in names:
-            raise DataError(f"{path} has no column '{column}'{suggest(column, names)}: is it the file of this format?")
+            raise DataError(
+                f"{path} has no column '{column}'{did_you_mean(column, names)}: is it the file of this format?"
+            )
     places = [list(names).index(column) for column in columns]
     for block in blocks:
         if len(separator) > 1:

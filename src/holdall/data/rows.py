@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.data.layout import Layout, RawFeature
-from holdall.errors import DataError, MissingDependencyError, suggest
+from holdall.errors import DataError, MissingDependencyError, did_you_mean
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,7 +62,9 @@ def check_columns(names: Sequence[str], layout: Layout, where: str) -> list[int]
     positions = []
     for column in layout.used_columns:
         if column not in names:
-            raise DataError(f"{where} has no column '{column}'{suggest(column, names)}: correct the schema or the file")
+            raise DataError(
+                f"{where} has no column '{column}'{did_you_mean(column, names)}: correct the schema or the file"
+            )
         if names.count(column) > 1:
             raise DataError(f"{where} has {names.count(column)} columns named '{column}': rename all but one")
         positions.append(list(names).index(column))

@@ -28,7 +28,7 @@ from holdall.data.click_log import BLOCK_ROWS, SyntheticConfig, draw_ids, genera
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.files import PARTIAL, atomic_folder, refuse_existing
 from holdall.schema import DenseColumn, Feature, Schema, Split
 
@@ -80,12 +80,12 @@ PRESETS: dict[str, SyntheticConfig] = {
 def preset(name: str, *, scale: float = 0.01, rows: int | None = None, **changes: Any) -> SyntheticConfig:
     """A preset with its cardinalities (at least 3) and rows scaled; `rows` and other fields of the config at will."""
     if name not in PRESETS:
-        raise ConfigError(f"no synthetic preset named '{name}'{suggest(name, PRESETS)}")
+        raise ConfigError(f"no synthetic preset named '{name}'{did_you_mean(name, PRESETS)}")
     if not 0 < scale <= 1:
         raise ConfigError(f"scale is {scale}: it must be above 0 and at most 1")
     known = {field.name for field in dataclasses.fields(SyntheticConfig)}
     for field in changes.keys() - known:
-        raise ConfigError(f"a synthetic config has no '{field}'{suggest(field, known)}")
+        raise ConfigError(f"a synthetic config has no '{field}'{did_you_mean(field, known)}")
     full = PRESETS[name]
     scaled: dict[str, Any] = {
         "cardinalities": tuple(max(3, round(num_ids * scale)) for num_ids in full.cardinalities),

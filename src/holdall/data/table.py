@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, TextFormat
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.schema import FeatureKind
 
 TRANSFORMS = ("log", "standard", "none")
@@ -87,7 +87,7 @@ def parse_dense(entry: Any) -> RawDense:
     transform = entry.get("transform")
     if transform is not None and transform not in TRANSFORMS:
         raise ConfigError(
-            f"unknown transform '{transform}' of dense column '{entry['name']}'{suggest(transform, TRANSFORMS)}"
+            f"unknown transform '{transform}' of dense column '{entry['name']}'{did_you_mean(transform, TRANSFORMS)}"
         )
     return RawDense(name=entry["name"], column=entry.get("column", entry["name"]), transform=transform)
 
@@ -142,7 +142,7 @@ def check_keys(table: dict[str, Any], known: dict[str, Any], where: str) -> None
     """Refuse unknown keys and values of another type."""
     for key, value in table.items():
         if key not in known:
-            hint = suggest(key, known)
+            hint = did_you_mean(key, known)
             if where != "the schema" and key in TOP_KEYS:
                 hint = ": TOML puts every key after a [section] line into that section, so move it above the first one"
             raise ConfigError(f"unknown key '{key}' in {where}{hint}")

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from holdall.kernels.path import Path, takes_triton
+
 ALIGNMENT = 8
 """The output's width is a multiple of this: matrix products of unaligned rows run at 60% of the speed on a CPU with
 AVX2 (gradient of a 2048 x 367 input: 7.3 ms, of 2048 x 368: 4.2 ms), and not on the matrix units of a GPU in bf16."""
@@ -31,13 +33,50 @@ def dot_interaction_reference(vectors_BVD: Tensor) -> Tensor:
     return torch.nn.functional.pad(output, (0, interaction_width(num_vectors, dim) - output.shape[1]))
 
 
-def dot_interaction(vectors_BVD: Tensor) -> Tensor:
+def dot_interaction(vectors_BVD: Tensor, first_BD: Tensor | None = None, *, path: Path | None = None) -> Tensor:
     """[B, interaction_width]: the first vector, the products of all pairs below the diagonal row by row, then zeros.
 
+    `first_BD`, when given, stands before the others as if concatenated; it is made to their type.
+
     Forward B*V*V*D multiply-adds, backward as many again: one batched product each, because the gradient of the
-    products is kept as the full symmetric matrix.
+    products is kept as the full symmetric matrix. On a GPU one fused kernel each way (`interaction_triton`).
     """
+    num_vectors = vectors_BVD.shape[1] + (first_BD is not None)
+    if takes_triton("dot_interaction", vectors_BVD, path, fits=_fits(num_vectors, vectors_BVD)):
+        from holdall.kernels import interaction_triton
+
+        if torch.is_autocast_enabled(vectors_BVD.device.type):
+            vectors_BVD = vectors_BVD.to(torch.get_autocast_dtype(vectors_BVD.device.type))
+        first_BD = None if first_BD is None else first_BD.to(vectors_BVD.dtype)
+        return interaction_triton.dot_interaction(first_BD, vectors_BVD)
+    if first_BD is not None:
+        vectors_BVD = torch.cat([first_BD[:, None].to(vectors_BVD.dtype), vectors_BVD], dim=1)
     return _DotInteraction.apply(vectors_BVD)
+
+
+def dot_interaction_of_rows(
+    storage_RD: Tensor, rows_BF: Tensor, first_BD: Tensor | None = None, *, path: Path | None = None
+) -> Tensor:
+    """`dot_interaction(storage[rows], first)`, without a gradient for the storage: for inference.
+
+    On a GPU the rows are read by the kernel that multiplies them, and written nowhere. The type of the result is that
+    of `first_BD`, or of the storage without one.
+    """
+    dtype = storage_RD.dtype if first_BD is None else first_BD.dtype
+    num_vectors = rows_BF.shape[1] + (first_BD is not None)
+    if takes_triton("dot_interaction_of_rows", storage_RD, path, fits=_fits(num_vectors, storage_RD)):
+        from holdall.kernels import interaction_triton
+
+        return interaction_triton.dot_interaction_of_rows(first_BD, storage_RD, rows_BF, dtype)
+    return dot_interaction(torch.nn.functional.embedding(rows_BF, storage_RD).to(dtype), first_BD, path=path)
+
+
+def _fits(num_vectors: int, vectors: Tensor) -> bool:
+    """Whether a sample of this shape fits into the registers of the fused kernel."""
+    return num_vectors <= 64 and 0 < vectors.shape[-1] <= 256 and vectors.dtype in _FUSED_TYPES
+
+
+_FUSED_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 _PAIRS: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
@@ -78,8 +117,10 @@ class _DotInteraction(torch.autograd.Function):
         (vectors_BVD,) = ctx.saved_tensors
         size, num_vectors, dim = vectors_BVD.shape
         _, pair_of_cell = _pair_indices(num_vectors, vectors_BVD.device)
-        # The diagonal is not among the pairs: its cells take whatever comes, and are set to zero.
-        grad_products = grad.index_select(1, pair_of_cell + dim).view(size, num_vectors, num_vectors)
+        # The diagonal is not among the pairs: its cells take whatever comes, and are set to zero. (A single vector has
+        # no pair at all.)
+        column_of_cell = (pair_of_cell + dim).clamp_(max=grad.shape[1] - 1)
+        grad_products = grad.index_select(1, column_of_cell).view(size, num_vectors, num_vectors)
         grad_products.diagonal(dim1=1, dim2=2).zero_()
         grad_vectors = torch.bmm(grad_products, vectors_BVD)
         grad_vectors[:, 0] += grad[:, :dim]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.models.dcn import DCN, DCNConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
 from holdall.models.model import Model, ModelConfig
@@ -36,7 +36,7 @@ CONFIGURATIONS: dict[str, ModelConfig] = {
 def configuration(name: str) -> ModelConfig:
     """The configuration of that name."""
     if name not in CONFIGURATIONS:
-        raise ConfigError(f"unknown model '{name}'{suggest(name, CONFIGURATIONS)}")
+        raise ConfigError(f"unknown model '{name}'{did_you_mean(name, CONFIGURATIONS)}")
     return CONFIGURATIONS[name]
 
 

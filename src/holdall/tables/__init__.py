@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.tables.clustered import Clustered
 from holdall.tables.dense import Dense
 from holdall.tables.frobenius import Frobenius
@@ -51,11 +51,11 @@ def method_from_json(document: dict[str, Any]) -> Method:
     settings = dict(document)
     name = settings.pop("method", None)
     if name not in METHODS:
-        raise ConfigError(f"unknown table method {name!r}{suggest(str(name), METHODS)}")
+        raise ConfigError(f"unknown table method {name!r}{did_you_mean(str(name), METHODS)}")
     known = {field.name for field in fields(METHODS[name])}
     for key, value in settings.items():
         if key not in known:
-            raise ConfigError(f"{name} has no setting '{key}'{suggest(key, known)}")
+            raise ConfigError(f"{name} has no setting '{key}'{did_you_mean(key, known)}")
         if isinstance(value, dict):
             settings[key] = method_from_json(value)
         elif isinstance(value, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.sizes import parse_budget, readable_bytes
 from holdall.tables.dense import Dense
 from holdall.tables.hashed import Hashed
@@ -14,7 +14,7 @@ MIN_ROWS = 1_000
 """Where a method is given without a budget, tables with fewer rows stay dense: together they are a few percent."""
 
 
-def suggest_methods(
+def suggest(
     cardinalities: Mapping[str, int],
     dim: int,
     budget: str | int | float,
@@ -63,7 +63,7 @@ def find_method(method: str | type[Method]) -> type[Method]:
     if method == "auto":
         return DEFAULT
     if method not in METHODS:
-        raise ConfigError(f"unknown table method '{method}'{suggest(method, METHODS)}")
+        raise ConfigError(f"unknown table method '{method}'{did_you_mean(method, METHODS)}")
     return METHODS[method]
 
 

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import torch
 
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.models import Model, ModelConfig, configuration
 from holdall.schema import Schema
 from holdall.settings import overlay
 from holdall.tables import METHODS, Method, method_from_json
-from holdall.tables.budget import MIN_ROWS, find_method, suggest_methods
+from holdall.tables.budget import MIN_ROWS, find_method, suggest
 from holdall.training.optimizers import OptimizerConfig, OptimizerName
 from holdall.training.schedule import Schedule
 
@@ -141,7 +141,7 @@ class TrainConfig:
             given[name] = _listed(value) if several else _plain_value(value)
         for name in given:
             if name not in known:
-                raise ConfigError(f"{named.family} has no '{name}'{suggest(name, known)}")
+                raise ConfigError(f"{named.family} has no '{name}'{did_you_mean(name, known)}")
         return overlay(named, given, f"model {self.model}")
 
     def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> Model:
@@ -155,7 +155,7 @@ class TrainConfig:
         cardinalities = self.model_config().table_rows(schema)
         if self.budget is not None:
             dim, name = self.model_config().dim, self.method or "auto"
-            return suggest_methods(cardinalities, dim, self.budget, name, min_rows=self.min_rows or 0)
+            return suggest(cardinalities, dim, self.budget, name, min_rows=self.min_rows or 0)
         method = self._given_method()
         min_rows = MIN_ROWS if self.min_rows is None else self.min_rows
         return {name: method for name, rows in cardinalities.items() if rows >= min_rows}

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from holdall.bags import DensePack, EmbeddingBags
-from holdall.errors import ConfigError, suggest
+from holdall.errors import ConfigError, did_you_mean
 from holdall.kernels import row_update
+from holdall.kernels.path import takes_triton
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.tables import Table
 
@@ -40,7 +41,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
-            raise ConfigError(f"unknown optimizer '{self.name}'{suggest(self.name, NAMES)}")
+            raise ConfigError(f"unknown optimizer '{self.name}'{did_you_mean(self.name, NAMES)}")
         if not self.lr > 0 or (self.table_lr is not None and not self.table_lr > 0):
             raise ConfigError(f"learning rates must be above 0, not lr={self.lr}, table_lr={self.table_lr}")
 
@@ -60,16 +61,20 @@ class _Rows:
     def weight(self) -> Tensor:
         return self.parameter if self.pack is None else self.pack.storage
 
+    def gradient(self) -> RowGradient | None:
+        """What the backward left."""
+        if self.pack is not None:
+            return join(self.pack.gradients) if self.pack.gradients else None
+        grad = self.parameter.grad
+        if grad is None:
+            return None
+        assert grad.is_sparse, "row parameters have sparse gradients"
+        return RowGradient(grad._indices()[0], grad._values())
+
     def sum_gradients(self) -> None:
         """Turn what the backward left into distinct rows and one gradient each."""
-        self.summed = None
-        if self.pack is not None:
-            if self.pack.gradients:
-                self.summed = sum_by_row(join(self.pack.gradients))
-        elif self.parameter.grad is not None:
-            grad = self.parameter.grad
-            assert grad.is_sparse, "row parameters have sparse gradients"
-            self.summed = sum_by_row(RowGradient(grad._indices()[0], grad._values()))
+        gradient = self.gradient()
+        self.summed = None if gradient is None else sum_by_row(gradient)
 
     def clear(self) -> None:
         self.summed = None
@@ -167,6 +172,9 @@ class Optimizers:
         if self._torch is not None:
             self._torch.step()
         for rows in self._rows:
+            if rows.summed is None and takes_triton("the row update", rows.weight, fits=_fits(rows.weight)):
+                self._fused_update(rows)
+                continue
             if rows.summed is None:
                 rows.sum_gradients()
             if rows.summed is not None:
@@ -174,6 +182,16 @@ class Optimizers:
         for table in self._self_updating:
             table.apply_gradients(self.table_lr * self._factor)
         self.zero_grad()
+
+    def _fused_update(self, rows: _Rows) -> None:
+        """Sum and update in one pass over the gradients, without waiting for the device."""
+        from holdall.kernels.row_update_triton import update_rows
+
+        gradient = rows.gradient()
+        if gradient is not None:
+            lr, eps, betas = self.table_lr * self._factor, self.config.eps, self.config.betas
+            settings = {"lr": lr, "eps": eps, "betas": betas, "step": self.step_count}
+            update_rows(self.config.name, rows.weight, gradient, *rows.slots.values(), **settings)
 
     def _update(self, rows: _Rows) -> Callable[..., None]:
         lr, eps = self.table_lr * self._factor, self.config.eps
@@ -196,6 +214,12 @@ class Optimizers:
             state = {} if self._torch is None else self._torch.state[parameter]
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})
         return found
+
+
+def _fits(weight: Tensor) -> bool:
+    """Whether the fused update takes this storage."""
+    narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return narrow and weight.ndim == 2 and weight.is_contiguous() and weight.shape[1] <= 2048
 
 
 def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[_Rows]:
@@ -224,9 +248,10 @@ def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[_Rows]:
 def _torch_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """torch's optimizer for dense gradients, its state made at once so that a checkpoint can load into it."""
     optimizer: torch.optim.Optimizer
+    on_gpu = all(parameter.is_cuda for group in groups for parameter in group["params"])
     match config.name:
         case "sgd":
-            optimizer = torch.optim.SGD(groups, lr=config.lr)
+            optimizer = torch.optim.SGD(groups, lr=config.lr, fused=on_gpu)
         case "adagrad" | "rowwise_adagrad":
             optimizer = torch.optim.Adagrad(groups, lr=config.lr, eps=config.eps)
         case "adam":

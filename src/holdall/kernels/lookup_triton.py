@@ -1,0 +1,116 @@
+"""Triton kernels that look rows up in a pack of tables: one launch for all features, cast on the way out.
+
+Shapes: R rows of D numbers in the storage, L lookups, N bags of which bag n reads lookups `offsets[n]..offsets[n + 1]`.
+The floor is bytes: each distinct row read once, each output number written once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ELEMENTS = 4096
+"""Numbers a program holds: 8 loads of 16 bytes in flight a thread with 4 warps."""
+
+
+@triton.jit
+def _gather_kernel(storage, rows, out, num_lookups, dim, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
+    lookup = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
+    column = tl.arange(0, BLOCK_D)
+    inside = lookup < num_lookups
+    row = tl.load(rows + lookup, mask=inside, other=0).to(tl.int64)
+    mask = inside[:, None] & (column < dim)[None, :]
+    values = tl.load(storage + row[:, None] * dim + column[None, :], mask=mask)
+    tl.store(out + lookup[:, None] * dim + column[None, :], values.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _pool_kernel(  # type: ignore[no-untyped-def]
+    storage,
+    rows,
+    offsets,
+    weights,
+    out,
+    num_bags,
+    num_features,
+    dim,
+    WEIGHTED: tl.constexpr,
+    MEAN: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Output row n is bag `(n % F) * B + n // F`: bags lie feature-major, outputs sample-major."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tl.arange(0, BLOCK_D)
+    inside = place < num_bags
+    bag = (place % num_features) * (num_bags // num_features) + place // num_features
+    start = tl.load(offsets + bag, mask=inside, other=0).to(tl.int64)
+    length = tl.load(offsets + bag + 1, mask=inside, other=0).to(tl.int64) - start
+    longest = tl.max(length, axis=0)
+    total = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
+    step = tl.zeros_like(longest)
+    while step < longest:
+        reads = inside & (step < length)
+        row = tl.load(rows + start + step, mask=reads, other=0).to(tl.int64)
+        mask = reads[:, None] & (column < dim)[None, :]
+        values = tl.load(storage + row[:, None] * dim + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        if WEIGHTED:
+            values *= tl.load(weights + start + step, mask=reads, other=0.0).to(tl.float32)[:, None]
+        total += values
+        step += 1
+    if MEAN:
+        total /= tl.maximum(length, 1).to(tl.float32)[:, None]
+    mask = inside[:, None] & (column < dim)[None, :]
+    tl.store(out + place[:, None] * dim + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+def gather(storage: Tensor, rows: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """`storage[rows]` [..., D] in `dtype`; rows are int32 or int64."""
+    dim = storage.shape[1]
+    out = storage.new_empty(*rows.shape, dim, dtype=dtype) if out is None else out
+    rows = rows.contiguous()
+    if rows.numel():
+        block_d = triton.next_power_of_2(dim)
+        block_l = max(1, ELEMENTS // block_d)
+        _gather_kernel[(triton.cdiv(rows.numel(), block_l),)](
+            storage, rows, out, rows.numel(), dim, BLOCK_L=block_l, BLOCK_D=block_d, num_warps=4
+        )
+    return out
+
+
+def pool(
+    storage: Tensor,
+    rows: Tensor,
+    offsets: Tensor,
+    weights: Tensor | None,
+    *,
+    num_features: int,
+    mean: bool,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Sums or means of bags [B, F, D] in `dtype`, from feature-major bags (`offsets` [F * B + 1]); 0 for empty bags."""
+    dim, num_bags = storage.shape[1], offsets.numel() - 1
+    if out is None:
+        out = storage.new_empty(num_bags // num_features, num_features, dim, dtype=dtype)
+    if num_bags:
+        block_d = triton.next_power_of_2(dim)
+        block_n = max(1, ELEMENTS // 4 // block_d)
+        _pool_kernel[(triton.cdiv(num_bags, block_n),)](
+            storage,
+            rows,
+            offsets,
+            rows if weights is None else weights,
+            out,
+            num_bags,
+            num_features,
+            dim,
+            WEIGHTED=weights is not None,
+            MEAN=mean,
+            BLOCK_N=block_n,
+            BLOCK_D=block_d,
+            num_warps=4,
+        )
+    return out

@@ -1,0 +1,156 @@
+"""The Triton kernels on a GPU: the interpreter's checks at larger sizes, determinism, past 2^31 elements, whole steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdall.bags import EmbeddingBags
+from holdall.batch import Ids
+from holdall.kernels.path import HAS_TRITON, kernel_path
+from holdall.kernels.row_gradient import RowGradient
+from holdall.training.optimizers import OptimizerConfig, Optimizers
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from tests.kernels import triton_checks as checks
+
+OPTIMIZERS = list(checks.SLOTS)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("dim", [4, 64, 100, 128, 300])
+@pytest.mark.parametrize("kind", ["random", "one row", "long runs", "distinct"])
+def test_updates(optimizer: str, dim: int, kind: str) -> None:
+    for num_lookups in (1, 33, 20_011):
+        checks.check_update(
+            optimizer, num_lookups=num_lookups, num_rows=20_021, dim=dim, kind=kind, device="cuda", seed=num_lookups
+        )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
+def test_updates_from_bags(weighted: bool, grad_dtype: torch.dtype) -> None:
+    checks.check_update(
+        "adagrad", num_lookups=5000, num_rows=90, dim=64, bags=701, weighted=weighted, grad_dtype=grad_dtype,
+        device="cuda",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(
+    ("size", "num_vectors", "dim"), [(1001, 27, 128), (1, 27, 16), (77, 9, 3), (31, 33, 200), (5, 64, 256), (3, 1, 8)]
+)
+def test_interaction(size: int, num_vectors: int, dim: int, dtype: torch.dtype, first: bool) -> None:
+    if first and num_vectors == 1:
+        pytest.skip("nothing is left beside the first vector")
+    checks.check_interaction(size, num_vectors, dim, dtype, first=first, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [5, 128])
+def test_gather(dtype: torch.dtype, dim: int) -> None:
+    checks.check_gather((1003, 26), 100_000, dim, dtype, device="cuda")
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_pool(weighted: bool, mean: bool) -> None:
+    checks.check_pool(5, 1003, 128, weighted=weighted, mean=mean, device="cuda")
+
+
+def test_updates_are_bit_equal_over_repeats() -> None:
+    from holdall.kernels.row_update_triton import update_rows
+
+    ids = (torch.rand(300_000, device="cuda") ** 8 * 1000).int()
+    gradient = RowGradient(ids, torch.randn(300_000, 128, device="cuda"))
+    results = []
+    for _ in range(5):
+        weight, state = torch.zeros(1000, 128, device="cuda"), torch.zeros(1000, 128, device="cuda")
+        update_rows("adagrad", weight, gradient, state, lr=0.1, eps=1e-8)
+        results.append(weight)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_past_two_billion_elements() -> None:
+    from holdall.kernels.lookup_triton import gather
+    from holdall.kernels.row_update_triton import update_rows
+
+    num_rows, dim = 2**31 // 64 + 1000, 64
+    storage = torch.zeros(num_rows, dim, device="cuda", dtype=torch.bfloat16)
+    ids = torch.tensor([num_rows - 1, 3, num_rows - 1], device="cuda")
+    update_rows("sgd", storage, RowGradient(ids, torch.ones(3, dim, device="cuda")), lr=0.5)
+    assert gather(storage, ids, torch.float32).mean(1).tolist() == [-1.0, -0.5, -1.0]
+    assert float(storage.sum(dtype=torch.float64)) == -1.5 * dim
+
+
+def test_stochastic_rounding_keeps_small_updates() -> None:
+    from holdall.kernels.row_update_triton import update_rows
+
+    weight = torch.ones(2000, 64, device="cuda", dtype=torch.bfloat16)
+    gradient = RowGradient(torch.arange(2000, device="cuda"), torch.ones(2000, 64, device="cuda"))
+    for seed in range(10):
+        update_rows("sgd", weight, gradient, lr=1e-4, stochastic_seed=seed)
+    assert abs(float(weight.double().mean()) - (1 - 10 * 1e-4)) < 1e-4  # rounded to nearest, it would still be 1
+
+
+def batch_of(kind: str, step: int) -> Ids:
+    generator = torch.Generator().manual_seed(step)
+    if kind == "one-hot":
+        return Ids(torch.randint(7, (2, 50), generator=generator).cuda(), None, 2)
+    lengths = torch.randint(0, 4, (2 * 50,), generator=generator)
+    values = torch.randint(7, (int(lengths.sum()),), generator=generator)
+    weights = torch.rand(values.numel(), generator=generator).cuda() if kind == "weighted bags" else None
+    return Ids(values.cuda(), torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).cuda(), 2, weights)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("kind", "mode"), [("one-hot", "sum"), ("bags", "mean"), ("weighted bags", "sum")])
+def test_whole_steps_equal_plain_torch(optimizer: str, kind: str, mode: str) -> None:
+    results = []
+    for path in ("triton", "torch"):
+        with kernel_path(path):
+            bags = EmbeddingBags.build(
+                {"a": 50, "b": 7}, 24, mode=mode, device="cuda", generator=torch.Generator("cuda").manual_seed(0)
+            )
+            optimizers = Optimizers(bags, OptimizerConfig(name=optimizer, lr=0.1))
+            for step in range(3):
+                bags(batch_of(kind, step)).square().sum().backward()
+                optimizers.step()
+            results.append(bags.packs[0].storage)
+    torch.testing.assert_close(*results, rtol=2e-5, atol=2e-6)
+
+
+def test_a_step_does_not_wait_for_the_device() -> None:
+    bags = EmbeddingBags.build({"a": 50, "b": 7}, 24, device="cuda")
+    optimizers = Optimizers(bags, OptimizerConfig(name="rowwise_adagrad"))
+    batches = [batch_of(kind, 1) for kind in ("one-hot", "bags", "weighted bags")]
+
+    def steps() -> None:
+        for ids in batches:
+            bags(ids).square().sum().backward()
+            optimizers.step()
+
+    steps()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_interaction_compiles_with_its_gradient() -> None:
+    from holdall.kernels.interaction import dot_interaction
+
+    vectors = torch.randn(64, 26, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    first = torch.randn(64, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    results = []
+    for function in (dot_interaction, torch.compile(dot_interaction, fullgraph=True)):
+        out = function(vectors, first)
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), (vectors, first))])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)

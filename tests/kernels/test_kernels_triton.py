@@ -1,0 +1,55 @@
+"""The Triton kernels in Triton's interpreter, on small shapes: `TRITON_INTERPRET=1 pytest tests/kernels`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdall.kernels.path import HAS_TRITON, INTERPRETED
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if not INTERPRETED:
+    pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
+
+from tests.kernels import triton_checks as checks
+
+OPTIMIZERS = list(checks.SLOTS)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("kind", "num_lookups", "dim"),
+    [("random", 1, 8), ("random", 37, 130), ("one row", 40, 512), ("long runs", 61, 300), ("distinct", 33, 128)],
+)
+def test_updates(optimizer: str, kind: str, num_lookups: int, dim: int) -> None:
+    checks.check_update(optimizer, num_lookups=num_lookups, num_rows=41, dim=dim, kind=kind)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_updates_from_bags(weighted: bool) -> None:
+    checks.check_update("sgd", num_lookups=50, num_rows=9, dim=256, bags=7, weighted=weighted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_updates_of_narrow_rows_and_gradients(dtype: torch.dtype) -> None:
+    checks.check_update("adagrad", num_lookups=30, num_rows=9, dim=128, weight_dtype=dtype, grad_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize(("size", "num_vectors", "dim"), [(3, 27, 16), (2, 5, 3), (1, 33, 20), (2, 2, 128)])
+def test_interaction(size: int, num_vectors: int, dim: int, first: bool) -> None:
+    checks.check_interaction(size, num_vectors, dim, torch.float32, first=first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gather(dtype: torch.dtype) -> None:
+    checks.check_gather((7, 5), 11, 12, dtype)
+    checks.check_gather((300,), 2, 128, dtype)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("mean", [False, True])
+def test_pool(weighted: bool, mean: bool) -> None:
+    checks.check_pool(3, 7, 20, weighted=weighted, mean=mean)
+    checks.check_pool(1, 1, 128, weighted=weighted, mean=mean)

@@ -1,0 +1,177 @@
+"""Checks of the Triton kernels against float64, run on the CPU by Triton's interpreter and on a GPU by its compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from holdall.kernels import row_update
+from holdall.kernels.interaction import dot_interaction_reference, interaction_width
+from holdall.kernels.row_gradient import RowGradient, sum_by_row_reference
+
+SLOTS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
+    "sgd": lambda rows, dim: (),
+    "adagrad": lambda rows, dim: ((rows, dim),),
+    "rowwise_adagrad": lambda rows, dim: ((rows,),),
+    "adam": lambda rows, dim: ((rows, dim), (rows, dim)),
+}
+SETTINGS = {"lr": 0.1, "eps": 1e-3, "betas": (0.8, 0.95), "step": 3}
+USED = {"sgd": ("lr",), "adagrad": ("lr", "eps"), "rowwise_adagrad": ("lr", "eps"), "adam": tuple(SETTINGS)}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Distance over the norm of what is expected; infinite when something is not a number."""
+    found, expected = found.double().cpu(), expected.double().cpu()
+    assert found.shape == expected.shape
+    if not bool(torch.isfinite(found).all()):
+        return float("inf")
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
+
+
+def some_ids(kind: str, num_lookups: int, num_rows: int, generator: torch.Generator) -> Tensor:
+    """Ids of the named kind: both ends of the table always occur where there is room."""
+    ids = torch.randint(num_rows, (num_lookups,), generator=generator)
+    if kind == "one row":
+        ids[:] = num_rows - 1
+    elif kind == "long runs":
+        ids = torch.where(torch.rand(num_lookups, generator=generator) < 0.9, ids % 2 * (num_rows - 1), ids)
+    elif kind == "distinct":
+        ids = torch.randperm(num_rows, generator=generator)[:num_lookups]
+    if num_lookups > 1:
+        ids[0], ids[-1] = 0, num_rows - 1
+    return ids
+
+
+def check_update(
+    optimizer: str,
+    *,
+    num_lookups: int,
+    num_rows: int,
+    dim: int,
+    kind: str = "random",
+    bags: int | None = None,
+    weighted: bool = False,
+    weight_dtype: torch.dtype = torch.float32,
+    grad_dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 0,
+) -> None:
+    """`update_rows` does what summing and updating in float64 does, and leaves other rows as they were."""
+    from holdall.kernels.row_update_triton import update_rows
+
+    generator = torch.Generator().manual_seed(seed)
+    ids = some_ids(kind, num_lookups, num_rows, generator)
+    gradient = RowGradient(
+        ids.to(device),
+        torch.randn(bags or num_lookups, dim, generator=generator).to(grad_dtype).to(device),
+        None if bags is None else torch.randint(bags, (num_lookups,), generator=generator).to(device),
+        torch.rand(num_lookups, generator=generator).to(device) if weighted else None,
+    )
+    weight = torch.randn(num_rows, dim, generator=generator).to(weight_dtype).to(device)
+    states = [torch.rand(shape, generator=generator).to(device) for shape in SLOTS[optimizer](num_rows, dim)]
+    expected = [tensor.double().cpu() for tensor in (weight, *states)]
+    exact = RowGradient(
+        ids,
+        gradient.grad.double().cpu(),
+        None if gradient.bag_of is None else gradient.bag_of.cpu(),
+        None if gradient.weights is None else gradient.weights.double().cpu(),
+    )
+    before = weight.clone()
+    settings = {name: SETTINGS[name] for name in USED[optimizer]}
+    touched, summed = sum_by_row_reference(exact)
+    getattr(row_update, optimizer)(expected[0], touched, summed, *expected[1:], **settings)
+    update_rows(optimizer, weight, gradient, *states, **settings)
+    assert error(weight, expected[0]) < TOLERANCE[weight_dtype], optimizer
+    for state, wanted in zip(states, expected[1:], strict=True):
+        assert error(state, wanted) < TOLERANCE[torch.float32], optimizer
+    untouched = torch.ones(num_rows, dtype=torch.bool)
+    untouched[touched] = False
+    assert torch.equal(weight[untouched.to(device)], before[untouched.to(device)])
+
+
+def check_interaction(
+    size: int,
+    num_vectors: int,
+    dim: int,
+    dtype: torch.dtype,
+    *,
+    first: bool,
+    device: str = "cpu",
+    seed: int = 0,
+) -> None:
+    """Both kernels against float64 of the same rounded inputs, every output poisoned beforehand."""
+    from holdall.kernels import interaction_triton
+
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(size, num_vectors, dim, generator=generator).to(dtype)
+    width = interaction_width(num_vectors, dim)
+    direction = torch.randn(size, width, generator=generator).to(dtype)
+    exact = vectors.double().requires_grad_()
+    expected = dot_interaction_reference(exact)
+    (expected_grad,) = torch.autograd.grad((expected * direction.double()).sum(), exact)
+
+    head = vectors[:, 0].contiguous().to(device) if first else None
+    rest = (vectors[:, 1:] if first else vectors).contiguous().to(device)
+    out = torch.full((size, width), float("nan"), dtype=dtype, device=device)
+    interaction_triton.forward(head, rest, None, out)
+    tolerance = TOLERANCE[dtype]
+    assert error(out, expected.detach()) < tolerance
+    assert not out[:, dim + num_vectors * (num_vectors - 1) // 2 :].any()
+
+    grad_head = None if head is None else torch.full_like(head, float("nan"))
+    grad_rest = torch.full_like(rest, float("nan"))
+    interaction_triton.backward(head, rest, direction.to(device), grad_head, grad_rest)
+    found = grad_rest if grad_head is None else torch.cat([grad_head[:, None], grad_rest], dim=1)
+    assert error(found, expected_grad) < tolerance
+
+    order = torch.randperm(size * rest.shape[1], generator=generator).to(device)
+    storage = torch.empty_like(rest.view(-1, dim))
+    storage[order] = rest.view(-1, dim)
+    out.fill_(float("nan"))
+    interaction_triton.forward(head, storage, order.view(size, -1).int(), out)
+    assert error(out, expected.detach()) < tolerance
+
+
+def check_gather(shape: tuple[int, ...], num_rows: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Rows come out exactly, in the type asked for; both ends of the storage included."""
+    from holdall.kernels.lookup_triton import gather
+
+    storage = torch.randn(num_rows, dim).to(device)
+    rows = torch.randint(num_rows, shape, dtype=torch.int32).to(device)
+    rows.view(-1)[0], rows.view(-1)[-1] = num_rows - 1, 0
+    out = torch.full((*shape, dim), float("nan"), dtype=dtype, device=device)
+    assert torch.equal(gather(storage, rows, dtype, out), storage.to(dtype)[rows.long()])
+
+
+def check_pool(num_features: int, size: int, dim: int, *, weighted: bool, mean: bool, device: str = "cpu") -> None:
+    """Bags of 0 to 5 ids, the last one empty, against `embedding_bag` in float64."""
+    from holdall.kernels.lookup_triton import pool
+
+    generator = torch.Generator().manual_seed(size)
+    lengths = torch.randint(6, (num_features * size,), generator=generator)
+    lengths[-1] = 0
+    offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    storage = torch.randn(50, dim, generator=generator)
+    rows = torch.randint(50, (int(offsets[-1]),), generator=generator)
+    weights = torch.rand(rows.numel(), generator=generator) if weighted else None
+    scale = None if weights is None else weights.double()
+    expected = torch.nn.functional.embedding_bag(
+        rows, storage.double(), offsets[:-1], mode="sum", per_sample_weights=scale
+    )
+    if mean:
+        expected /= lengths.clamp(min=1)[:, None]
+    expected = expected.view(num_features, size, dim).transpose(0, 1)
+    found = pool(
+        storage.to(device),
+        rows.to(device),
+        offsets.to(device),
+        None if weights is None else weights.to(device),
+        num_features=num_features,
+        mean=mean,
+        dtype=torch.float32,
+        out=torch.full((size, num_features, dim), float("nan"), device=device),
+    )
+    assert error(found, expected) < TOLERANCE[torch.float32]
