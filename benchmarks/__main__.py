@@ -14,8 +14,12 @@ BENCHMARKS = {
     "prepare": "benchmarks.prepare",
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",
-    "checkpoint": "benchmarks.checkpoint",
     "tt_cpu": "benchmarks.tt_cpu",
+    "frobenius_cpu": "benchmarks.frobenius_cpu",
+    "ten_billion": "benchmarks.ten_billion",
+    "checkpoint": "benchmarks.checkpoint",
+    "criteo_sample": "benchmarks.criteo_sample",
+    "methods": "benchmarks.methods",
 }
 
 
