@@ -3,8 +3,8 @@
     python -m benchmarks.criteo_sample [--source ../shared/data/criteo_kaggle/train.tsv.gz] [--seeds 3]
 
 The sample is 1/330 of the set, so the figure is far from the published one (AUC 0.802 on all of it). It is not part of
-this repository. The learning rates were the best of eight settings on the validation split; 0.01 for the MLPs costs 0.04
-of AUC, because Adagrad's first steps are lr in size whatever the gradient.
+this repository. The learning rates were the best of eight settings on the validation split; 0.01 for the MLPs costs
+0.04 of AUC, because Adagrad's first steps are lr in size whatever the gradient.
 """
 
 from __future__ import annotations

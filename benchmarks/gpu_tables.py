@@ -40,7 +40,7 @@ class Step:
         self.optimizers = Optimizers(self.bags, OptimizerConfig(name=optimizer, lr=0.01))
         self.sets = [skewed_ids(size, seed) for seed in range(num_sets)]
         self.ids = self.sets[0].clone(memory_format=torch.preserve_format)
-        self.grad = torch.randn(size, len(CARDINALITIES), DIM, device="cuda")
+        self.grad = torch.randn(size, len(CARDINALITIES), DIM, device="cuda", generator=generator)
         self.calls = 0
 
     def next_ids(self) -> None:

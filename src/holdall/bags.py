@@ -1,12 +1,13 @@
 """All tables of a model behind one call: `bags(batch.ids) -> [B, F, dim]`.
 
 Dense tables of one width and type lie end to end in one storage (a `DensePack`), so that a batch is looked up, and its
-rows are updated, in one operation instead of one a table. Tables of other methods are called one by one.
+rows are updated, in one operation instead of one a table. Compressed tables are looked up together where their method
+can (`Table.batch_key`), and one by one otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -273,6 +274,8 @@ class EmbeddingBags(nn.Module):
                 if len(packed) == len(chosen):
                     return vectors
                 columns.update(zip(packed, vectors.unbind(1), strict=True))
+        if self.fused and ids.offsets is None and ids.weights is None:
+            columns.update(self._look_up_together([position for position in chosen if position not in columns], ids))
         for position in chosen:
             if position not in columns:
                 values, offsets, weights = ids.bag(position)
@@ -281,7 +284,9 @@ class EmbeddingBags(nn.Module):
                     values, weights = values[:, None], None if weights is None else weights[:, None]
                 else:
                     offsets = offsets if table.include_last_offset else offsets[:-1]
-                columns[position] = table(values, offsets, weights)
+                # Inside autocast too, what a table computes is in its own type.
+                with torch.autocast(values.device.type, enabled=False):
+                    columns[position] = table(values, offsets, weights)
         return torch.stack([columns[position] for position in chosen], dim=1)
 
     def rows(self, ids: Ids, position: int) -> Tensor:
@@ -301,6 +306,22 @@ class EmbeddingBags(nn.Module):
         if values.numel() == 0:
             return table.rows(values)
         return table(values[:, None])  # bags of one id: each distinct row is made once, as in `forward`
+
+    def _look_up_together(self, positions: Sequence[int], ids: Ids) -> dict[int, Tensor]:
+        """Vectors [B, dim] of one id a sample from compressed tables that can share a call, by position."""
+        names = list(self.features.values())
+        groups: dict[Hashable, list[int]] = {}
+        for position in positions:
+            key = self.table(names[position]).batch_key()
+            if key is not None:
+                groups.setdefault((type(self.table(names[position])), key), []).append(position)
+        columns: dict[int, Tensor] = {}
+        for group in groups.values():
+            if len(group) > 1:
+                tables = [self.table(names[position]) for position in group]
+                rows = tables[0].rows_many(tables, ids.values[group].long())
+                columns.update(zip(group, rows.unbind(0), strict=True))
+        return columns
 
     @staticmethod
     def _reads_storage(pack: DensePack) -> bool:

@@ -16,7 +16,7 @@ from holdall.bags import EmbeddingBags
 from holdall.errors import ConfigError, did_you_mean
 from holdall.sizes import parse_budget, readable_bytes
 from holdall.tables import Dense, Method, Table
-from holdall.tables.budget import MIN_ROWS, find_method, suggest
+from holdall.tables.budget import MIN_ROWS, suggest
 from holdall.tables.dense import DenseTable
 
 
@@ -195,7 +195,7 @@ def _choose(
             raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
         return dict.fromkeys(large, method)
     if budget is None:
-        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method '{find_method(method).name}'")
+        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {method!r}")
     dims = {place.weight.shape[1] for place in places.values()}
     if len(dims) == 1:
         rows = {name: place.weight.shape[0] for name, place in places.items()}

@@ -1,6 +1,9 @@
-"""The Triton kernels on a GPU: the interpreter's checks at larger sizes, determinism, past 2^31 elements, whole steps."""
+"""The Triton kernels on a GPU: the interpreter's checks at larger sizes, determinism, past 2^31 elements, steps."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +12,10 @@ from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.kernels.path import HAS_TRITON, kernel_path
 from holdall.kernels.row_gradient import RowGradient
+from holdall.training.config import TrainConfig
 from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.training.tracking import read_metrics
+from holdall.training.trainer import train
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -22,10 +28,10 @@ OPTIMIZERS = list(checks.SLOTS)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("dim", [4, 64, 100, 128, 300])
+@pytest.mark.parametrize("dim", [100, 128])
 @pytest.mark.parametrize("kind", ["random", "one row", "long runs", "distinct"])
 def test_updates(optimizer: str, dim: int, kind: str) -> None:
-    for num_lookups in (1, 33, 20_011):
+    for num_lookups in (33, 20_011):
         checks.check_update(
             optimizer, num_lookups=num_lookups, num_rows=20_021, dim=dim, kind=kind, device="cuda", seed=num_lookups
         )
@@ -42,9 +48,7 @@ def test_updates_from_bags(weighted: bool, grad_dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize(
-    ("size", "num_vectors", "dim"), [(1001, 27, 128), (1, 27, 16), (77, 9, 3), (31, 33, 200), (5, 64, 256), (3, 1, 8)]
-)
+@pytest.mark.parametrize(("size", "num_vectors", "dim"), [(1001, 27, 128), (77, 9, 3), (31, 33, 130), (3, 1, 8)])
 def test_interaction(size: int, num_vectors: int, dim: int, dtype: torch.dtype, first: bool) -> None:
     if first and num_vectors == 1:
         pytest.skip("nothing is left beside the first vector")
@@ -141,6 +145,19 @@ def test_a_step_does_not_wait_for_the_device() -> None:
         steps()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])
+def test_training_on_both_paths_is_one_curve(data: Path, tmp_path: Path, precision: str, tolerance: float) -> None:
+    config = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=128, log_every=5, epochs=2, device="cuda")
+    curves = []
+    for path in ("triton", "torch"):
+        with kernel_path(path):
+            train(data, tmp_path / path, replace(config, precision=precision), quiet=True)
+        curves.append([row["loss"] for row in read_metrics(tmp_path / path) if row["split"] == "train"])
+    assert len(curves[0]) == 10
+    assert curves[0][-1] < curves[0][0]
+    torch.testing.assert_close(torch.tensor(curves[0]), torch.tensor(curves[1]), rtol=tolerance, atol=0.0)
 
 
 def test_interaction_compiles_with_its_gradient() -> None:

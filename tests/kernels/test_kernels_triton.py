@@ -17,10 +17,23 @@ from tests.kernels import triton_checks as checks
 OPTIMIZERS = list(checks.SLOTS)
 
 
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few lookups, so that runs cross many of them."""
+    from holdall.kernels import row_update_triton
+
+    monkeypatch.setattr(row_update_triton, "ELEMENTS", dict.fromkeys(OPTIMIZERS, 64))
+    monkeypatch.setattr(row_update_triton, "LONG_RUN", 2)
+    monkeypatch.setitem(row_update_triton.SHORT_RUNS, "programs", 3)
+    monkeypatch.setitem(row_update_triton.SHORT_RUNS, "blocks", 2)
+    monkeypatch.setitem(row_update_triton.LONG_RUNS, "programs", 1)
+    monkeypatch.setitem(row_update_triton.LONG_RUNS, "blocks", 4)
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("kind", "num_lookups", "dim"),
-    [("random", 1, 8), ("random", 37, 130), ("one row", 40, 512), ("long runs", 61, 300), ("distinct", 33, 128)],
+    [("random", 1, 8), ("random", 37, 13), ("one row", 40, 32), ("long runs", 61, 9), ("distinct", 33, 8)],
 )
 def test_updates(optimizer: str, kind: str, num_lookups: int, dim: int) -> None:
     checks.check_update(optimizer, num_lookups=num_lookups, num_rows=41, dim=dim, kind=kind)
@@ -28,12 +41,12 @@ def test_updates(optimizer: str, kind: str, num_lookups: int, dim: int) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_updates_from_bags(weighted: bool) -> None:
-    checks.check_update("sgd", num_lookups=50, num_rows=9, dim=256, bags=7, weighted=weighted)
+    checks.check_update("sgd", num_lookups=50, num_rows=9, dim=16, bags=7, weighted=weighted)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_updates_of_narrow_rows_and_gradients(dtype: torch.dtype) -> None:
-    checks.check_update("adagrad", num_lookups=30, num_rows=9, dim=128, weight_dtype=dtype, grad_dtype=torch.bfloat16)
+    checks.check_update("adagrad", num_lookups=30, num_rows=9, dim=16, weight_dtype=dtype, grad_dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("first", [False, True])

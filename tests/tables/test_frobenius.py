@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdall.errors import ConfigError, IdError
-from holdall.kernels.frobenius import frobenius_bags, frobenius_rows
+from holdall.kernels.frobenius import frobenius_bags, frobenius_rows, frobenius_rows_many
 from holdall.tables import Frobenius, Table
 from holdall.tables.frobenius import FrobeniusTable, grid_side
 from holdall.tables.frobenius_fit import fit_factors
@@ -78,6 +78,7 @@ def test_large_ids_meet_the_factors_that_python_integers_name(num_rows: int) -> 
     torch.testing.assert_close(table.rows(torch.tensor(ids)), expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant")  # a word of torch's Adagrad about itself
 def test_ten_billion_rows_train_in_a_few_megabytes() -> None:
     table = Frobenius(rank=2, terms=1).build(10**10, 128, init_std=0.5, generator=torch.Generator().manual_seed(0))
     assert table.num_bytes() == 4 * 2 * (2 * 100_000 + 128)
@@ -91,8 +92,40 @@ def test_ten_billion_rows_train_in_a_few_megabytes() -> None:
         loss.backward()
         optimizer.step()
     assert losses[-1] < 0.1 * losses[0]
-    assert table.left.grad.abs().sum(1).nonzero().flatten().tolist() == [0, 50_000, 99_999]
-    assert table.right.grad.abs().sum(1).nonzero().flatten().tolist() == [12, 50_001, 99_999]
+    assert sorted(table.row_parameters()) == ["left", "right"]
+    assert table.left.grad.coalesce().indices().tolist() == [[0, 50_000, 99_999]]
+    assert table.right.grad.coalesce().indices().tolist() == [[12, 50_001, 99_999]]
+    assert not table.basis.grad.is_sparse
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_sparse_gradients_are_the_dense_ones(fast: bool) -> None:
+    torch.manual_seed(0)
+    factors = [torch.randn(*shape, requires_grad=True) for shape in ((16, 12), (16, 12), (4, 6))]
+    ids, offsets, scale = torch.randint(256, (40,)), torch.tensor([0, 3, 3, 40]), torch.rand(40)
+    direction = torch.randn(3, 6)
+    found, expected = (
+        torch.autograd.grad(frobenius_bags(*factors, ids, offsets, scale, sparse=s, fast=fast), factors, direction)
+        for s in (True, False)
+    )
+    assert [gradient.is_sparse for gradient in found] == [True, True, False]
+    for ours, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.to_dense() if ours.is_sparse else ours, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_with_sparse_gradients_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdall.tables.frobenius.SPARSE_SIDE", 7)
+    table = Frobenius(3, 2).build(37, 8, mode="mean", padding_idx=4)
+    assert set(table.row_parameters()) == {"left", "right"}
+    for _ in range(2):
+        table(torch.tensor([[4, 36], [1, 2]])).sum().backward()
+    twice = table.left.grad.to_dense()
+    monkeypatch.setattr("holdall.tables.frobenius.SPARSE_SIDE", 8)
+    dense = Frobenius(3, 2).build(37, 8, mode="mean", padding_idx=4)
+    dense.load_state_dict(table.state_dict())
+    assert not dense.row_parameters()
+    dense(torch.tensor([[4, 36], [1, 2]])).sum().backward()
+    torch.testing.assert_close(twice, 2 * dense.left.grad)
 
 
 @pytest.mark.parametrize(("rank", "terms"), SETTINGS)
@@ -151,6 +184,23 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     (gradient,) = torch.autograd.grad(table(torch.arange(3)[:, None]).square().sum(), table.left, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+@pytest.mark.parametrize(("rank", "terms"), [(8, 4), (3, 3), (5, 1)])
+def test_many_tables_at_once_are_the_tables_one_by_one(rank: int, terms: int) -> None:
+    torch.manual_seed(0)
+    method = Frobenius(rank, terms)
+    tables = [method.build(num_rows, 6, dtype=torch.float64, init_std=1.0) for num_rows in (1000, 7, 1000, 300)]
+    tables.append(tables[0])  # two features may share a table
+    ids = torch.stack([torch.randint(table.num_rows, (50,)) for table in tables])
+    parameters = [parameter for table in tables[:-1] for parameter in table.parameters()]
+    found = frobenius_rows_many([(table.left, table.right, table.basis) for table in tables], ids)
+    expected = torch.stack([table.rows(line) for table, line in zip(tables, ids, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(found)
+    gradients = (torch.autograd.grad(output, parameters, direction) for output in (found, expected))
+    for ours, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-11, atol=1e-11)
 
 
 def test_autocast_leaves_rows_in_their_own_type() -> None:

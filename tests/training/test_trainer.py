@@ -109,10 +109,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(
 
     original = Trainer.train_step
 
-    def dying(self: Trainer, batch: Batch) -> float:
+    def dying(self: Trainer, *batches: Batch) -> float | None:
         if self.step == 17:
             raise Killed
-        return original(self, batch)
+        return original(self, *batches)
 
     monkeypatch.setattr(Trainer, "train_step", dying)
     with pytest.raises(Killed):
@@ -139,10 +139,10 @@ def test_ctrl_c_saves_and_stops(data: Path, tmp_path: Path, monkeypatch: pytest.
     """The signal comes in the middle of a step; the step is finished, saved, and the run resumes to the same bits."""
     original = Trainer.train_step
 
-    def interrupted(self: Trainer, batch: Batch) -> float:
+    def interrupted(self: Trainer, *batches: Batch) -> float | None:
         if self.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return original(self, batch)
+        return original(self, *batches)
 
     monkeypatch.setattr(Trainer, "train_step", interrupted)
     with pytest.raises(KeyboardInterrupt, match="stopped at step 4; go on with --resume"):
@@ -153,6 +153,34 @@ def test_ctrl_c_saves_and_stops(data: Path, tmp_path: Path, monkeypatch: pytest.
     run(data, tmp_path / "whole")
     assert curve(tmp_path / "run") == curve(tmp_path / "whole")
     assert same_tensors(tmp_path / "run", tmp_path / "whole")
+
+
+def test_losses_read_later_are_the_same_curve(data: Path, tmp_path: Path) -> None:
+    """As on a GPU, where reading a loss in every step would wait for the device."""
+    run(data, tmp_path / "at once")
+    trainer = Trainer(data, tmp_path / "later", SMALL, quiet=True)
+    trainer.reads_losses_later = True
+    torch.use_deterministic_algorithms(True)
+    trainer.run()
+    torch.use_deterministic_algorithms(False)
+    assert curve(tmp_path / "later") == curve(tmp_path / "at once")
+    assert same_tensors(tmp_path / "later", tmp_path / "at once")
+
+
+def test_a_loss_that_is_not_finite_is_found_later_and_never_saved(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(data, tmp_path / "run", SMALL, quiet=True)
+    trainer.reads_losses_later = True
+    batches = trainer.loader.epoch(0)
+    trainer.train_step(next(batches))
+    poisoned = replace(next(batches), dense=torch.full((128, 3), float("inf")))
+    trainer.step = 1
+    trainer.train_step(poisoned)
+    trainer.step = 2
+    trainer.train_step(next(batches))
+    with pytest.raises(NonFiniteLossError, match=r"the loss is nan at step 1 .* the model was updated"):
+        trainer.save()
+    assert checkpoint.latest(tmp_path / "run" / CHECKPOINTS) is None
+    assert torch.equal(load_batch(tmp_path / "run" / BAD_BATCH_FILE).ids.values, poisoned.ids.values)
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(data: Path, tmp_path: Path) -> None:

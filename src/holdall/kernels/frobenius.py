@@ -13,6 +13,7 @@ gather copies one contiguous row; `basis` is [r, dim]. A lookup costs 2*p*r flop
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,29 +35,37 @@ def frobenius_bags(
     offsets: Tensor | None,
     scale: Tensor | None = None,
     *,
+    sparse: bool = False,
     fast: bool = True,
 ) -> Tensor:
     """Sums [N, dim] of the rows of 1-D int64 ids over bags, each row times its `scale` [L] when given.
 
     `offsets` [N + 1] holds the start of every bag and the end of the last, or is None when every bag is one id.
-    Differentiable in the factors and in `scale`. Computes in the type of the factors, also under autocast: like an
-    embedding, and so that the backward meets the types that the forward had.
+    Differentiable in the factors and in `scale`; with `sparse` the gradients of left and right are sparse, a row for
+    each lookup. Computes in the type of the factors, also under autocast: like an embedding, and so that the backward
+    meets the types that the forward had.
     """
     if torch.is_autocast_enabled(ids.device.type):
         with torch.autocast(ids.device.type, enabled=False):
-            return frobenius_bags(left, right, basis, ids, offsets, scale, fast=fast)
+            return frobenius_bags(left, right, basis, ids, offsets, scale, sparse=sparse, fast=fast)
     if not fast:
-        return frobenius_bags_reference(left, right, basis, ids, offsets, scale)
-    return _Bags.apply(left, right, basis, ids, offsets, scale)
+        return frobenius_bags_reference(left, right, basis, ids, offsets, scale, sparse)
+    return _Bags.apply(left, right, basis, ids, offsets, scale, sparse)
 
 
 def frobenius_bags_reference(
-    left: Tensor, right: Tensor, basis: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None
+    left: Tensor,
+    right: Tensor,
+    basis: Tensor,
+    ids: Tensor,
+    offsets: Tensor | None,
+    scale: Tensor | None,
+    sparse: bool = False,
 ) -> Tensor:
     """The formula as it is written: every row, then every bag, with autograd's own gradient."""
     side, rank = left.shape[0], basis.shape[0]
-    a = left[ids // side].unflatten(1, (-1, rank))
-    b = right[ids % side].unflatten(1, (-1, rank))
+    a = F.embedding(ids // side, left, sparse=sparse).unflatten(1, (-1, rank))
+    b = F.embedding(ids % side, right, sparse=sparse).unflatten(1, (-1, rank))
     rows = (a * b).sum(1) @ basis
     if scale is not None:
         rows = rows * scale.unsqueeze(1)
@@ -80,7 +89,14 @@ class _Bags(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, basis: Tensor, ids: Tensor, offsets: Tensor | None, scale: Tensor | None
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        basis: Tensor,
+        ids: Tensor,
+        offsets: Tensor | None,
+        scale: Tensor | None,
+        sparse: bool,
     ) -> Tensor:
         side = left.shape[0]
         i1 = ids // side  # int64 throughout: exact for any number of rows
@@ -92,6 +108,7 @@ class _Bags(torch.autograd.Function):
         elif scale is not None:
             pooled.mul_(scale.unsqueeze(1))
         ctx.save_for_backward(pooled, i1, i2, a, b, basis, offsets, scale)
+        ctx.row_gradient = _sparse_rows if sparse else _sum_rows
         ctx.side = side
         return pooled @ basis
 
@@ -99,7 +116,7 @@ class _Bags(torch.autograd.Function):
     @once_differentiable  # a, b and the pooled u are saved as constants: a second derivative would be silently wrong
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         pooled, i1, i2, a, b, basis, offsets, scale = ctx.saved_tensors
-        need_left, need_right, need_basis, _, _, need_scale = ctx.needs_input_grad
+        need_left, need_right, need_basis, _, _, need_scale, _ = ctx.needs_input_grad
         d_left = d_right = d_basis = d_scale = None
         if need_left or need_right or need_scale:
             d = _repeated_product(gradient, basis, a.shape[1] // basis.shape[0])
@@ -109,11 +126,61 @@ class _Bags(torch.autograd.Function):
                 d_scale = (a * b).mul_(d).sum(1)
             if scale is not None:
                 d.mul_(scale.unsqueeze(1))
-            d_left = _sum_rows(d * b, i1, ctx.side) if need_left else None
-            d_right = _sum_rows(d.mul_(a), i2, ctx.side) if need_right else None
+            d_left = ctx.row_gradient(d * b, i1, ctx.side) if need_left else None
+            d_right = ctx.row_gradient(d.mul_(a), i2, ctx.side) if need_right else None
         if need_basis:
             d_basis = pooled.t() @ gradient
-        return d_left, d_right, d_basis, None, None, d_scale
+        return d_left, d_right, d_basis, None, None, d_scale, None
+
+
+def frobenius_rows_many(factors: Sequence[tuple[Tensor, Tensor, Tensor]], ids: Tensor) -> Tensor:
+    """Rows [T, L, dim] of T tables for ids [T, L], a line for each table, in one pass over all of them.
+
+    `factors` holds (left, right, basis) of every table; ranks, terms, dims and types must be alike, sides need not. All
+    gradients are dense.
+    Forward, backward and SGD of 5 tables of 2 to 10 million rows at (8, 4), 2,048 ids each: 1.71 ms on one core
+    instead of 2.19 table by table with dim 16, 2.52 instead of 3.04 with dim 64.
+    """
+    if torch.is_autocast_enabled(ids.device.type):
+        with torch.autocast(ids.device.type, enabled=False):
+            return frobenius_rows_many(factors, ids)
+    return _ManyRows.apply(ids, *(tensor for table in factors for tensor in table))
+
+
+class _ManyRows(torch.autograd.Function):
+    """`_Bags` without bags, with the tables one below the other wherever an operation allows it."""
+
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, *factors: Tensor) -> Tensor:
+        lefts, rights, bases = factors[::3], factors[1::3], torch.stack(factors[2::3])
+        ctx.sides = [left.shape[0] for left in lefts]
+        sides = torch.tensor(ctx.sides, device=ids.device).unsqueeze(1)
+        i1 = ids // sides
+        i2 = ids - i1 * sides
+        a, b = (_gather_many(tables, index) for tables, index in ((lefts, i1), (rights, i2)))
+        u = _sum_terms((a * b).flatten(0, 1), bases.shape[1]).unflatten(0, ids.shape)
+        starts = sides.cumsum(0) - sides
+        ctx.save_for_backward(u, (i1 + starts).flatten(), (i2 + starts).flatten(), a, b, bases)
+        return u @ bases
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        u, i1, i2, a, b, bases = ctx.saved_tensors
+        d = _repeated_product(gradient, bases, a.shape[2] // bases.shape[1])
+        d_bases = u.transpose(1, 2) @ gradient
+        d_lefts = _sum_rows((d * b).flatten(0, 1), i1, sum(ctx.sides)).split(ctx.sides)
+        d_rights = _sum_rows(d.mul_(a).flatten(0, 1), i2, sum(ctx.sides)).split(ctx.sides)
+        by_table = zip(d_lefts, d_rights, d_bases, strict=True)
+        return None, *(gradient for table in by_table for gradient in table)
+
+
+def _gather_many(tables: Sequence[Tensor], index: Tensor) -> Tensor:
+    """[T, L, columns]: rows `index[t]` of every table, without a copy after the gather."""
+    found = tables[0].new_empty(*index.shape, tables[0].shape[1])
+    for table, places, target in zip(tables, index, found, strict=True):
+        torch.index_select(table, 0, places, out=target)
+    return found
 
 
 def _sum_terms(products: Tensor, rank: int) -> Tensor:
@@ -130,15 +197,15 @@ def _sum_terms(products: Tensor, rank: int) -> Tensor:
 
 
 def _repeated_product(gradient: Tensor, basis: Tensor, num_terms: int) -> Tensor:
-    """`gradient @ basis.T`, [N, r], repeated for every term: [N, p*r].
+    """`gradient @ basis.T`, [..., N, r], repeated for every term: [..., N, p*r].
 
     Copies cost less than a broadcast in the products that follow, and matrix products of fewer than 16 columns run at
     a fraction of the speed, so some copies come from repeating the basis. With the two products that follow, at
     N=4,096, p=4, r=8, dim 64 on two cores: 98 us; all copies from the basis 126; a broadcast 218.
     """
-    in_product = math.gcd(num_terms, max(1, 16 // basis.shape[0]))
-    once = gradient @ torch.cat([basis] * in_product).t()
-    return torch.cat([once] * (num_terms // in_product), 1)
+    in_product = math.gcd(num_terms, max(1, 16 // basis.shape[-2]))
+    once = gradient @ torch.cat([basis] * in_product, -2).mT
+    return torch.cat([once] * (num_terms // in_product), -1)
 
 
 def _pool(u: Tensor, offsets: Tensor, scale: Tensor | None) -> Tensor:
@@ -157,3 +224,8 @@ def _sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
     sums = rows.dtype if rows.dtype in (torch.float32, torch.float64) else torch.float32
     total = torch.zeros(num_rows, rows.shape[1], dtype=sums, device=rows.device)
     return total.index_add_(0, index, rows.to(sums)).to(rows.dtype)
+
+
+def _sparse_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """The sum of `_sum_rows`, left to whoever reads the gradient."""
+    return torch.sparse_coo_tensor(index.unsqueeze(0), rows, (num_rows, rows.shape[1]), check_invariants=False)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from holdall.kernels.interaction import interaction_width
 
-FORWARD_WARPS = 2
-BACKWARD_WARPS = 4
+ELEMENTS_A_WARP = 4096
+"""One warp for a sample of 32 x 128. V=27, D=128, bf16, B=65,536 on an H200: forward 0.13 ms with 1 warp, 0.22 with 2,
+0.48 with 4 (products change hands between warps); backward 0.26 ms with 1, 0.31 with 2, 0.28 with 4."""
 
 
 @triton.jit
@@ -96,11 +97,13 @@ _COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 
 
 def _sizes(num_vectors: int, dim: int, dtype: torch.dtype) -> dict[str, object]:
+    block_v, block_d = (max(16, triton.next_power_of_2(size)) for size in (num_vectors, dim))
     return {
         "COMPUTE": _COMPUTE[dtype],
         "PRECISION": "ieee",  # for float32; others are multiplied as they are
-        "BLOCK_V": max(16, triton.next_power_of_2(num_vectors)),
-        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+        "BLOCK_V": block_v,
+        "BLOCK_D": block_d,
+        "num_warps": max(1, block_v * block_d // ELEMENTS_A_WARP),
     }
 
 
@@ -120,7 +123,6 @@ def forward(first: Tensor | None, vectors: Tensor, rows: Tensor | None, out: Ten
         out.shape[1],
         HAS_FIRST=first is not None,
         GATHER=rows is not None,
-        num_warps=FORWARD_WARPS,
         **_sizes(num_vectors, dim, out.dtype),
     )
 
@@ -145,7 +147,6 @@ def backward(
         grad.shape[1],
         HAS_FIRST=first is not None,
         GATHER=False,
-        num_warps=BACKWARD_WARPS,
         **_sizes(num_vectors, dim, vectors.dtype),
     )
 
@@ -194,7 +195,7 @@ def _(grad: Tensor, first: Tensor | None, vectors: Tensor) -> tuple[Tensor, Tens
 
 
 def _setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor | None, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+    ctx.save_for_backward(*inputs)  # type: ignore[arg-type]
 
 
 def _gradient(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor | None, Tensor]:

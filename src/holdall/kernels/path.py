@@ -43,6 +43,11 @@ def checked(path: str) -> Path:
     return path  # type: ignore[return-value]
 
 
+def plain_torch() -> bool:
+    """Whether plain torch was asked for."""
+    return _default == "torch"
+
+
 def takes_triton(operation: str, tensor: Tensor, path: Path | None = None, *, fits: bool = True) -> bool:
     """Whether `operation` on `tensor` goes to Triton. `fits`: its kernels can do these shapes and types."""
     path = _default if path is None else path

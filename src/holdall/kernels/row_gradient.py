@@ -19,7 +19,7 @@ class RowGradient:
     """What one lookup of L ids adds to the gradient of the rows: `weights[l] * grad[bag_of[l]]` to row `ids[l]`."""
 
     ids: Tensor
-    """[L] int64."""
+    """[L] int64, or int32 where every row number fits."""
     grad: Tensor
     """[bags, dim], the gradient of the pooled output; never expanded to one row a lookup."""
     bag_of: Tensor | None = None
@@ -75,4 +75,4 @@ def sum_by_row(gradient: RowGradient) -> tuple[Tensor, Tensor]:
     starts = counts.cumsum(0) - counts
     source = order if gradient.bag_of is None else gradient.bag_of[order]
     weights = None if gradient.weights is None else gradient.weights[order].to(gradient.grad.dtype)
-    return distinct, F.embedding_bag(source, gradient.grad, starts, mode="sum", per_sample_weights=weights)
+    return distinct.long(), F.embedding_bag(source, gradient.grad, starts, mode="sum", per_sample_weights=weights)

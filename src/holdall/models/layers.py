@@ -6,7 +6,24 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from holdall.kernels.linear_relu import fuses, linear_relu
+
+
+class MLP(nn.Sequential):
+    """Linear layers and ReLUs, one after the other; a pair of them is one operation where that is faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = list(self)
+        while layers:
+            layer = layers.pop(0)
+            if layers and isinstance(layer, nn.Linear) and isinstance(layers[0], nn.ReLU) and fuses(x):
+                layers.pop(0)
+                x = linear_relu(x, layer.weight, layer.bias)
+            else:
+                x = layer(x)
+        return x
 
 
 def mlp(
@@ -15,7 +32,7 @@ def mlp(
     last_activation: bool,
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
-) -> nn.Sequential:
+) -> MLP:
     """Linear layers of the given sizes with ReLU between them, and after the last one if asked.
 
     Initialised as DLRM does: weights N(0, 2 / (in + out)), biases N(0, 1 / out).
@@ -29,4 +46,4 @@ def mlp(
         layers.append(linear)
         if last_activation or i < len(sizes) - 2:
             layers.append(nn.ReLU(inplace=True))
-    return nn.Sequential(*layers)
+    return MLP(*layers)

@@ -42,9 +42,6 @@ METHODS: dict[str, type[Method]] = {
 }
 """Every method by its name in JSON and on the command line."""
 
-DEFAULT: type[Method] = Frobenius
-"""What `auto` stands for."""
-
 
 def method_from_json(document: dict[str, Any]) -> Method:
     """The method that `Method.to_json` described; unknown names and settings are refused."""
@@ -67,7 +64,6 @@ def method_from_json(document: dict[str, Any]) -> Method:
 
 
 __all__ = [
-    "DEFAULT",
     "METHODS",
     "Clustered",
     "Dense",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,11 +13,18 @@ from torch import Tensor, nn
 
 from holdall.eager import eager
 from holdall.errors import ConfigError
-from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows
+from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows_many
 from holdall.tables.fitting import check_shape, relative_error
 from holdall.tables.frobenius_fit import fit_factors
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
+
+SPARSE_SIDE = 1 << 15
+"""Side of the grid from which on gradients of the factors are sparse: tables of more than a billion rows.
+
+At (8, 4) and batch 4,096 on one core, updating all of the factors takes SGD 0.1 ms at ten million rows, 0.5 at a
+billion and 1.6 at ten billion, and Adagrad 0.4, 4.9 and 19 ms; updating the touched rows takes 0.1 to 0.5 ms always.
+"""
 
 
 def grid_side(num_rows: int) -> int:
@@ -84,9 +92,7 @@ class Frobenius(Method):
 class FrobeniusTable(Table):
     """`left` and `right` [q, terms*rank] with term-major columns, and `basis` [rank, dim].
 
-    All gradients are dense: finding a batch's distinct grid rows (0.3 ms for 4,096 ids) costs more than the sweep over
-    all of them saves, until the table has about a billion rows. On one core, SGD's update takes 0.1 ms at ten million
-    rows and 1.6 ms at ten billion, Adagrad's 0.4 and 19 ms, at (8, 4).
+    Gradients are dense up to `SPARSE_SIDE`, so that any optimizer will do, and sparse for left and right beyond it.
     """
 
     def __init__(self, method: Frobenius, num_rows: int, dim: int, options: TableOptions):
@@ -94,6 +100,7 @@ class FrobeniusTable(Table):
         self.fast = True
         """Off for the plain reference of the kernel, in tests."""
         self.rank, self.terms, self.side = method.rank, method.terms, grid_side(num_rows)
+        self.sparse = self.side > SPARSE_SIDE
         # Given signs on the left and basis columns of one norm, every number of a row is a sum of independent Gaussians
         # of the right with the same total variance: exactly Gaussian, whatever rank, terms and dim are. The deviation
         # is sqrt(terms) * left * right * column norm, and the three factors have the same root mean square.
@@ -104,13 +111,29 @@ class FrobeniusTable(Table):
             values = torch.empty(shape, dtype=options.dtype, device=options.device)
             return values.normal_(generator=options.generator)
 
-        signs = normal(self.side, self.terms * self.rank)
-        self.left = nn.Parameter(torch.full_like(signs, scale).copysign_(signs))
-        self.right = nn.Parameter(normal(self.side, self.terms * self.rank) * scale)
+        left, right = (normal(self.side, self.terms * self.rank) for _ in range(2))
+        self.left = nn.Parameter(torch.copysign(left.new_tensor(scale), left, out=left))
+        self.right = nn.Parameter(right.mul_(scale))
         self.basis = nn.Parameter(F.normalize(normal(self.rank, dim), dim=0) * (scale * math.sqrt(self.rank)))
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return frobenius_rows(self.left, self.right, self.basis, ids, fast=self.fast)
+        return self._sums(ids, None, None)
+
+    def _sums(self, ids: Tensor, starts: Tensor | None, scale: Tensor | None) -> Tensor:
+        factors = (self.left, self.right, self.basis)
+        return frobenius_bags(*factors, ids, starts, scale, sparse=self.sparse, fast=self.fast)
+
+    def row_parameters(self) -> dict[str, nn.Parameter]:
+        return {"left": self.left, "right": self.right} if self.sparse else {}
+
+    def batch_key(self) -> Hashable | None:
+        if self.sparse or self.mode == "max" or self.padding_idx is not None or not self.fast:
+            return None
+        return self.rank, self.terms, self.dim, self.basis.dtype, self.basis.device
+
+    @staticmethod
+    def rows_many(tables: Sequence[FrobeniusTable], ids: Tensor) -> Tensor:
+        return frobenius_rows_many([(table.left, table.right, table.basis) for table in tables], ids)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         if self.mode == "max":  # not linear in u
@@ -120,18 +143,14 @@ class FrobeniusTable(Table):
         ids, starts = self._bags(input, offsets, per_sample_weights)
         if not self.include_last_offset:
             starts = F.pad(starts, (0, 1), value=ids.numel())
-        scale = self._scale(ids, starts, per_sample_weights)
-        return frobenius_bags(self.left, self.right, self.basis, ids, starts, scale, fast=self.fast)
+        return self._sums(ids, starts, self._scale(ids, starts, per_sample_weights))
 
-    @eager
     def _one_id_a_bag(self, input: Tensor, offsets: Tensor | None) -> bool:
         """Whether pooling has nothing to do; True also says that the offsets are sound."""
         if input.dim() == 2:
             return input.shape[1] == 1 and offsets is None
         size = input.numel() + self.include_last_offset
-        if input.dim() != 1 or offsets is None or offsets.shape != (size,):
-            return False
-        return torch.equal(offsets, torch.arange(size, dtype=offsets.dtype, device=offsets.device))
+        return input.dim() == 1 and offsets is not None and offsets.shape == (size,) and _counts_up(offsets)
 
     def _scale(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor | None:
         """What each row is multiplied by in its bag's sum [L]: its weight, 1/length for the mean, 0 for padding."""
@@ -167,3 +186,9 @@ class FrobeniusTable(Table):
                 table.left.zero_()
         table.fit_error = relative_error(weight, table)
         return table
+
+
+@eager
+def _counts_up(offsets: Tensor) -> bool:
+    """Whether offsets are 0, 1, 2, ..."""
+    return torch.equal(offsets, torch.arange(offsets.numel(), dtype=offsets.dtype, device=offsets.device))

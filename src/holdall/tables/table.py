@@ -7,7 +7,9 @@ here, so they mean the same for all of them: exactly what `nn.EmbeddingBag` mean
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,6 +56,15 @@ class Table(nn.Module):
     def device(self) -> torch.device:
         """Where its parameters and buffers are."""
         return next(chain(self.parameters(), self.buffers())).device
+
+    def batch_key(self) -> Hashable | None:
+        """Tables with equal keys can be looked up together by `rows_many`; None: one by one."""
+        return None
+
+    @staticmethod
+    def rows_many(tables: Sequence[Any], ids: Tensor) -> Tensor:
+        """Rows [T, L, dim] of T tables of one `batch_key` for ids [T, L]."""
+        return torch.stack([table.rows(line) for table, line in zip(tables, ids, strict=True)])
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`."""

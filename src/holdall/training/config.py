@@ -121,7 +121,8 @@ class TrainConfig:
             if settings:
                 raise ConfigError("--rank and --setting describe a --method: name one, such as --method tensor_train")
         elif self.budget is not None:
-            find_method(self.method)
+            if self.method != "auto":
+                find_method(self.method)
             if settings:
                 raise ConfigError("--budget chooses the settings of the method: give it or --rank/--setting, not both")
         elif self.method == "auto":

@@ -189,9 +189,16 @@ class Optimizers:
 
         gradient = rows.gradient()
         if gradient is not None:
-            lr, eps, betas = self.table_lr * self._factor, self.config.eps, self.config.betas
-            settings = {"lr": lr, "eps": eps, "betas": betas, "step": self.step_count}
-            update_rows(self.config.name, rows.weight, gradient, *rows.slots.values(), **settings)
+            update_rows(
+                self.config.name,
+                rows.weight,
+                gradient,
+                *rows.slots.values(),
+                lr=self.table_lr * self._factor,
+                eps=self.config.eps,
+                betas=self.config.betas,
+                step=self.step_count,
+            )
 
     def _update(self, rows: _Rows) -> Callable[..., None]:
         lr, eps = self.table_lr * self._factor, self.config.eps

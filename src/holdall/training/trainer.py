@@ -19,10 +19,14 @@ from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
 from holdall.files import refuse_existing
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
+from holdall.training.copy_ahead import copied_ahead
 from holdall.training.evaluation import BEST, CHECKPOINTS, evaluate_model, pick_device
 from holdall.training.interrupt import Interrupt, held_interrupts
 from holdall.training.optimizers import Optimizers
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
+
+UNREAD_LOSSES = 64
+"""Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
 
 
 def train(
@@ -85,6 +89,9 @@ class Trainer:
         self.epoch = 0
         self.batch_in_epoch = 0
         self.loss_sum, self.loss_count = 0.0, 0
+        self.reads_losses_later = self.device.type != "cpu"
+        self._unread: list[tuple[str, Batch, Tensor]] = []
+        """Place, batch and loss of steps whose loss has not been read back from the device."""
         self.best_logloss, self.evaluations_without_gain = math.inf, 0
         self.last_evaluation: dict[str, float] = {}
         self.log = self._open_log(data, resume)
@@ -100,8 +107,9 @@ class Trainer:
         stopped_early = False
         with self.log, Progress(total, done=done, quiet=self.quiet) as progress:
             while self.step < self.num_steps and not stopped_early:
-                for batch in self.loader.epoch(self.epoch, self.batch_in_epoch):
-                    loss = self.train_step(batch)
+                batches = self.loader.epoch(self.epoch, self.batch_in_epoch)
+                for batch, moved in copied_ahead(batches, self.device, lambda batch: self.model.check(batch.ids)):
+                    loss = self.train_step(batch, moved)
                     progress.update(len(batch), loss)
                     stopped_early = self._after_step(loss)
                     if interrupt:
@@ -120,14 +128,22 @@ class Trainer:
             "table_bytes": self.model.bags.num_bytes(),
         }
 
-    def train_step(self, batch: Batch) -> float:
-        """One update; returns the batch's loss. A loss that is not finite stops the run before anything is updated."""
-        self.model.check(batch.ids)  # on the host, where the feature can be named
-        moved = batch.to(self.device, non_blocking=True)
+    def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
+        """One update with a batch whose ids have been checked; `moved` is its copy on the device.
+
+        Returns the batch's loss; one that is not finite stops the run before anything is updated. On a GPU that would
+        wait for the device in every step: there the loss is read some steps later (see `_read_losses`), None for now.
+        """
+        moved = batch.to(self.device, non_blocking=True) if moved is None else moved
         loss = self.loss(moved)
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            self._refuse_batch(batch, value)
+        place = f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
+        value = None
+        if self.reads_losses_later:
+            self._unread.append((place, batch, loss.detach()))
+        else:
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                self._refuse_batch(batch, value, place, "nothing was updated")
         loss.backward()
         if self.config.clip_norm is not None:
             self.optimizers.clip(self.config.clip_norm)
@@ -137,22 +153,38 @@ class Trainer:
 
     def loss(self, batch: Batch) -> Tensor:
         """Mean logloss of a batch."""
-        looked_up = self.model.lookup(batch)
-        bf16 = self.config.precision == "bf16"
-        with torch.autocast(self.device.type, torch.bfloat16) if bf16 else nullcontext():
+        kind, bf16 = self.device.type, self.config.precision == "bf16"
+        # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
+        with torch.autocast(kind, torch.bfloat16) if bf16 and kind == "cuda" else nullcontext():
+            looked_up = self.model.lookup(batch)
+        with torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext():
             logits = self._score(batch.dense, looked_up)
         return logloss(logits, batch.label)
 
-    def _after_step(self, loss: float) -> bool:
+    def _read_losses(self) -> None:
+        """Read the losses that are still on the device; one that is not finite stops the run."""
+        if not self._unread:
+            return
+        unread, self._unread = self._unread, []
+        values = torch.stack([loss for _, _, loss in unread]).tolist()
+        for (place, batch, _), value in zip(unread, values, strict=True):
+            if not math.isfinite(value):
+                self._refuse_batch(batch, value, place, "the model was updated with it, its checkpoints were not")
+            self.loss_sum += value
+
+    def _after_step(self, loss: float | None) -> bool:
         """Count the step; log, evaluate and save where they are due. Whether to stop early."""
         self.step += 1
         self.batch_in_epoch += 1
         end_of_epoch = self.batch_in_epoch == self.loader.num_batches
         if end_of_epoch:
             self.epoch, self.batch_in_epoch = self.epoch + 1, 0
-        self.loss_sum, self.loss_count = self.loss_sum + loss, self.loss_count + 1
+        self.loss_sum, self.loss_count = self.loss_sum + (loss or 0.0), self.loss_count + 1
         last = self.step == self.num_steps
-        if self.step % self.config.log_every == 0 or last:
+        logs = self.step % self.config.log_every == 0 or last
+        if logs or len(self._unread) >= UNREAD_LOSSES:
+            self._read_losses()
+        if logs:
             self.log.write(
                 self.step,
                 epoch=self.epoch,
@@ -172,6 +204,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluate on the validation split; whether to stop early."""
         assert self.valid is not None
+        self._read_losses()
         metrics = evaluate_model(self.model, self.valid, allow_one_class=True)
         self.last_evaluation = metrics
         self.log.write(self.step, split="valid", epoch=self.epoch, **metrics)
@@ -184,12 +217,12 @@ class Trainer:
         self.evaluations_without_gain += 1
         return self.evaluations_without_gain >= self.config.early_stopping
 
-    def _refuse_batch(self, batch: Batch, loss: float) -> None:
+    def _refuse_batch(self, batch: Batch, loss: float, place: str, done: str) -> None:
         path = self.out / BAD_BATCH_FILE
         save_batch(path, batch)
         raise NonFiniteLossError(
-            f"the loss is {loss} at step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch}): nothing was "
-            f"updated, the batch is in {path}; lower --lr, set --clip-norm, or look for extreme values in the batch"
+            f"the loss is {loss} at {place}: {done}, the batch is in {path}; lower --lr, set --clip-norm, or look for "
+            f"extreme values in the batch"
         )
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
@@ -202,6 +235,7 @@ class Trainer:
 
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None) -> Path:
         """Write a checkpoint of this step."""
+        self._read_losses()
         state = {
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
