@@ -21,13 +21,13 @@ from torch import Tensor
 from holdall.kernels.row_gradient import RowGradient
 
 OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
-ELEMENTS = {"sgd": 4096, "adagrad": 2048, "rowwise_adagrad": 4096, "adam": 1024}
+ELEMENTS = {"sgd": 4096, "adagrad": 2048, "rowwise_adagrad": 4096, "adam": 2048}
 """Numbers a program of one warp holds, as many as leave registers for the rows and their state. 1.7 million lookups,
 dim 128, SGD, on an H200, sort included: 0.96 ms with 1024, 0.72 with 2048, 0.61 with 4096, 3.2 with 8192."""
 LONG_RUN = 16
 """Runs of more blocks than this go to a list of their own, for programs that add many partial sums at a time. A batch
 of DLRM-small has 11,000 runs that cross blocks of 32 lookups, 8,600 of them once; the longest has 1,012 blocks."""
-SHORT_RUNS = {"programs": 2048, "blocks": 16, "num_warps": 1}
+SHORT_RUNS = {"programs": 2048, "blocks": 8, "num_warps": 1}
 LONG_RUNS = {"programs": 264, "blocks": 128, "num_warps": 8}
 """How many programs share a list, and how many partial sums each adds at a time."""
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from holdall.eager import eager
 from holdall.errors import ConfigError, IdError
+from holdall.kernels.repeat_rows import rows_of_distinct
 from holdall.tables.method import Method, TableOptions
 
 
@@ -76,6 +77,9 @@ class Table(nn.Module):
 
         Each distinct id is computed once, and its gradient is summed before it enters the method's chain rule.
         """
+        plain = offsets is None and per_sample_weights is None and self.padding_idx is None
+        if plain and input.dim() == 2 and input.shape[1] == 1:  # bags of one id: nothing to pool, in any mode
+            return rows_of_distinct(self._checked(input).reshape(-1), self._rows)
         input, offsets = self._bags(input, offsets, per_sample_weights)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
