@@ -25,6 +25,7 @@ from holdall.data.zipf import Zipf
 from holdall.models import DLRM, configuration
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tables import Frobenius, Method, TensorTrain
+from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS = PRESETS["criteo-kaggle"].cardinalities
@@ -274,6 +275,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch-size", type=int, default=2048)
     arguments = parser.parse_args()
+    keep_freed_memory()  # for both sides: they share a process
     batches = make_batches(10, arguments.batch_size)
     results: dict[str, object] = {}
     rows = []

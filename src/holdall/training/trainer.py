@@ -22,6 +22,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.copy_ahead import copied_ahead
 from holdall.training.evaluation import BEST, CHECKPOINTS, evaluate_model, pick_device
 from holdall.training.interrupt import Interrupt, held_interrupts
+from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
 
@@ -46,6 +47,7 @@ def train(
     config, out = config or TrainConfig(), Path(out)
     if not resume:
         refuse_existing(out, overwrite=overwrite, what="run folder")
+    keep_freed_memory()
     if config.deterministic:
         torch.use_deterministic_algorithms(True)
     try:
