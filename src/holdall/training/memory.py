@@ -13,7 +13,7 @@ def keep_freed_memory() -> None:
 
     A training step on a CPU allocates and frees temporaries of megabytes. glibc maps such blocks from the system and
     unmaps them again, and every step pays for the page faults, until a block of their size has been freed once: freeing
-    one large block at the start settles it. Measured with DLRM Criteo Kaggle at batch 2,048 on two cores, four processes
-    of each, in turn: 60 page faults a step instead of 1,100, and 3% more samples/s. Other C libraries do as they do.
+    one large block at the start settles it. Measured with DLRM Criteo Kaggle at batch 2,048 on two cores, in four
+    processes each, in turn: 60 page faults a step instead of 1,100, and 3% more samples/s.
     """
     torch.empty(_BLOCK_BYTES, dtype=torch.uint8)
