@@ -11,7 +11,7 @@ from torch import Tensor
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.errors import ConfigError, IdError
-from holdall.tables import Dense, Frobenius
+from holdall.tables import Dense, Frobenius, Method, TensorRing, TensorTrain
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS = {"a": 5, "b": 100, "c": 1, "d": 17}
@@ -162,10 +162,17 @@ def test_impossible_tables() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_compressed_tables_looked_up_together_train_as_they_do_one_by_one(optimizer: str) -> None:
-    """Frobenius tables of two settings among dense ones, some sharing a call; three steps end at the same numbers."""
+@pytest.mark.parametrize(
+    ("many", "one"),
+    [(Frobenius(4, 2), Frobenius(2, 1)), (TensorTrain(3), TensorTrain(2)), (TensorRing(2), TensorRing(3))],
+    ids=["frobenius", "tensor_train", "tensor_ring"],
+)
+def test_compressed_tables_looked_up_together_train_as_they_do_one_by_one(
+    optimizer: str, many: Method, one: Method
+) -> None:
+    """Tables of two settings among dense ones, some sharing a call; three steps end at the same numbers."""
     rows = {"a": 500, "b": 100, "c": 900, "d": 1700, "e": 40}
-    methods = {"a": Frobenius(4, 2), "c": Frobenius(4, 2), "d": Frobenius(4, 2), "e": Frobenius(2, 1)}
+    methods = {"a": many, "c": many, "d": many, "e": one}
     generator = torch.Generator().manual_seed(7)
     values = torch.stack([torch.randint(limit, (64,), generator=generator) for limit in rows.values()])
     first = EmbeddingBags.build(rows, 4, methods, dtype=torch.float64)

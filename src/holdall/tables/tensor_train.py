@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Self
@@ -11,7 +11,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from holdall.kernels.tensor_train import Path, tensor_train_rows
+from holdall.kernels.repeat_rows import rows_of_distinct
+from holdall.kernels.tensor_train import Path, row_digits, tensor_train_rows
 from holdall.tables.fitting import check_shape, relative_error
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
@@ -138,6 +139,30 @@ class TensorTrainTable(Table):
 
     def _rows(self, ids: Tensor) -> Tensor:
         return tensor_train_rows(ids, list(self.cores), self.path)
+
+    def batch_key(self) -> Hashable | None:
+        if self.padding_idx is not None or self.path != "auto":
+            return None
+        return tuple((tuple(core.shape[1:]), core.dtype, core.device) for core in self.cores)
+
+    @staticmethod
+    def rows_many(tables: Sequence[TensorTrainTable], ids: Tensor) -> Tensor:
+        """Several trains are one train whose cores lie one below the other, with digits counted on from table to table.
+
+        So the fixed cost of finding prefixes is paid once; joining the cores copies them, a few hundred KB a table.
+        """
+        cores = [torch.cat(parts) for parts in zip(*(table.cores for table in tables), strict=True)]
+        starts = [0] * len(cores)
+        lines = []
+        for table, line in zip(tables, ids, strict=True):
+            sizes = [len(core) for core in table.cores]
+            joined = torch.zeros_like(line)
+            for core, start, digit in zip(cores, starts, row_digits(line, sizes), strict=True):
+                joined = joined * len(core) + (digit + start)
+            lines.append(joined)
+            starts = [start + size for start, size in zip(starts, sizes, strict=True)]
+        rows = rows_of_distinct(torch.cat(lines), lambda distinct: tensor_train_rows(distinct, cores))
+        return rows.view(*ids.shape, -1)
 
     @classmethod
     def from_dense(cls, weight: Tensor, table: Table) -> Table:
