@@ -15,143 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdall.batch import Ids
+from holdall.dense_pack import DensePack, FusedLookup, PackedLookup
 from holdall.eager import eager
 from holdall.errors import ConfigError, IdError, did_you_mean
 from holdall.kernels.path import takes_triton
-from holdall.kernels.row_gradient import RowGradient
 from holdall.tables import Dense, Method, Table
 from holdall.tables.dense import DenseTable
 from holdall.tables.table import check_offsets
-
-
-class DensePack:
-    """Dense tables of one dim and type, end to end in one storage [R, dim]; each keeps its `weight`, a view of it."""
-
-    def __init__(self, tables: Mapping[str, DenseTable], generator: torch.Generator | None, device: torch.device | str):
-        self.tables = dict(tables)
-        self.collects = False
-        """Set by the optimizer that consumes `gradients`; without one, gradients go to `weight.grad` as usual."""
-        self.gradients: list[RowGradient] = []
-        self._lay_out(device, generator)
-
-    def _lay_out(self, device: torch.device | str, generator: torch.Generator | None = None) -> None:
-        first = next(iter(self.tables.values()))
-        num_rows = sum(table.num_rows for table in self.tables.values())
-        self.storage = torch.empty(num_rows, first.dim, dtype=first.weight.dtype, device=device)
-        self.starts: dict[str, int] = {}
-        self._start_tensors: dict[tuple[tuple[str, ...], torch.device], Tensor] = {}
-        start = 0
-        for name, table in self.tables.items():
-            self.starts[name] = start
-            view = self.storage[start : start + table.num_rows]
-            start += table.num_rows
-            if table.weight.is_meta:
-                table.weight = nn.Parameter(view)
-                table.initialize(generator)
-            else:
-                table.weight.data = view.copy_(table.weight.data)
-
-    def repack(self) -> None:
-        """Lay the tables out anew if they were moved or cast one by one."""
-        base, step = self.storage.data_ptr(), self.storage.shape[1] * self.storage.element_size()
-        weights = {name: table.weight for name, table in self.tables.items()}
-        if any(weight.data_ptr() != base + self.starts[name] * step for name, weight in weights.items()):
-            if self.collects:
-                raise ConfigError("the tables moved after their optimizer was made: move the model first")
-            self._lay_out(next(iter(weights.values())).device)
-
-    def start_tensor(self, names: Sequence[str], device: torch.device) -> Tensor:
-        """Where each of these tables starts; kept, because making one on a GPU waits for it.
-
-        int32 on a GPU when every row number fits: half the bytes to sort.
-        """
-        key = (tuple(names), device)
-        if key not in self._start_tensors:
-            narrow = device.type != "cpu" and self.storage.shape[0] < 2**31
-            dtype = torch.int32 if narrow else torch.int64
-            self._start_tensors[key] = torch.tensor([self.starts[name] for name in names], dtype=dtype, device=device)
-        return self._start_tensors[key]
-
-    def view(self, packed: Tensor, name: str) -> Tensor:
-        """The rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
-        return packed[self.starts[name] : self.starts[name] + self.tables[name].num_rows]
-
-
-class _PackedLookup(torch.autograd.Function):
-    """Rows of a pack's storage, pooled; the backward hands the gradient to the pack instead of to autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pack: DensePack,
-        rows: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        mean: bool,
-        *parameters: Tensor,
-    ) -> Tensor:
-        ctx.pack, ctx.mean, ctx.with_bags = pack, mean, offsets is not None
-        ctx.save_for_backward(rows, offsets, weights)
-        if offsets is None:
-            return F.embedding(rows, pack.storage)
-        mode = "mean" if mean else "sum"
-        return F.embedding_bag(
-            rows, pack.storage, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        rows, offsets, weights = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        bag_of = None
-        if offsets is not None:
-            lengths = offsets.diff()
-            bag_of = torch.repeat_interleave(lengths)
-            if ctx.mean:
-                weights = lengths.to(grad.dtype).reciprocal()[bag_of]
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
-
-
-class _FusedLookup(torch.autograd.Function):
-    """`_PackedLookup` in Triton: bags lie feature-major, the output [B, F, dim] sample-major and in a given type."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pack: DensePack,
-        rows: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        mean: bool,
-        num_features: int,
-        dtype: torch.dtype,
-        *parameters: Tensor,
-    ) -> Tensor:
-        from holdall.kernels import lookup_triton
-
-        ctx.pack, ctx.mean, ctx.num_features = pack, mean, num_features
-        ctx.save_for_backward(rows, offsets, weights)
-        if offsets is None:
-            return lookup_triton.gather(pack.storage, rows, dtype)
-        return lookup_triton.pool(
-            pack.storage, rows, offsets, weights, num_features=num_features, mean=mean, dtype=dtype
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        rows, offsets, weights = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        bag_of = None
-        if offsets is not None:
-            lengths = offsets.diff()
-            bag = torch.repeat_interleave(lengths, output_size=rows.numel())
-            if ctx.mean:
-                weights = lengths.float().reciprocal()[bag]
-            size = lengths.numel() // ctx.num_features
-            bag_of = bag % size * ctx.num_features + bag // size
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, None, None, *(None for _ in ctx.pack.tables))
 
 
 class EmbeddingBags(nn.Module):
@@ -301,7 +171,7 @@ class EmbeddingBags(nn.Module):
             if name in pack.tables and self._reads_storage(pack):
                 pack.repack()
                 parameters = [table.weight for table in pack.tables.values()]
-                return _PackedLookup.apply(pack, values.long() + pack.starts[name], None, None, False, *parameters)
+                return PackedLookup.apply(pack, values.long() + pack.starts[name], None, None, False, *parameters)
         table = self.table(name)
         if values.numel() == 0:
             return table.rows(values)
@@ -343,7 +213,7 @@ class EmbeddingBags(nn.Module):
         if ids.offsets is None and ids.weights is None:
             # Sample-major, as batches lie in their files: the result is contiguous for the interaction that follows.
             values = ids.values if everything else ids.values[list(positions)]
-            return _PackedLookup.apply(pack, values.t() + starts, None, None, mean, *parameters)
+            return PackedLookup.apply(pack, values.t() + starts, None, None, mean, *parameters)
         size = ids.batch_size
         if ids.offsets is None:
             values = ids.values[list(positions)]
@@ -356,7 +226,7 @@ class EmbeddingBags(nn.Module):
             lengths = torch.cat([bounds.diff() for _, bounds, _ in pieces if bounds is not None])
             offsets = F.pad(lengths.cumsum(0), (1, 0))
             weights = None if ids.weights is None else torch.cat([w for _, _, w in pieces if w is not None])
-        vectors = _PackedLookup.apply(pack, rows.long(), offsets, weights, mean, *parameters)
+        vectors = PackedLookup.apply(pack, rows.long(), offsets, weights, mean, *parameters)
         return vectors.view(len(positions), size, self.dim).transpose(0, 1)
 
     def _fused_lookup(self, pack: DensePack, positions: Sequence[int], starts: Tensor, ids: Ids) -> Tensor | None:
@@ -382,7 +252,7 @@ class EmbeddingBags(nn.Module):
             rows = (ids.values + starts[bag // ids.batch_size]).to(starts.dtype)
         else:
             return None
-        return _FusedLookup.apply(pack, rows, offsets, weights, mean, len(positions), dtype, *parameters)
+        return FusedLookup.apply(pack, rows, offsets, weights, mean, len(positions), dtype, *parameters)
 
     def packed_rows(self, ids: Ids) -> tuple[Tensor, Tensor] | None:
         """`(storage [R, dim], rows [B, F])` such that `storage[rows]` is the result; None unless every feature is

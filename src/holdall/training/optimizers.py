@@ -17,7 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from holdall.bags import DensePack, EmbeddingBags
+from holdall.bags import EmbeddingBags
+from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError, did_you_mean
 from holdall.kernels import row_update
 from holdall.kernels.path import takes_triton
