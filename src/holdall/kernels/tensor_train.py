@@ -132,8 +132,7 @@ class _Level:
         if direct:
             extras = (extras - 1).clamp_(min=0)
         ends = extras.cumsum(0)
-        # Each digit as often as it has extra groups; repeat_interleave takes ten times as long on a CPU.
-        extra = torch.searchsorted(ends, torch.arange(int(ends[-1]), device=digit.device), right=True)
+        extra = torch.repeat_interleave(torch.arange(size, device=digit.device), extras)
         num_direct = size if direct else 0
 
         ordered, order = torch.sort(digit, stable=True)
