@@ -67,10 +67,11 @@ def find_method(method: str) -> type[Method]:
 def auto_method(num_rows: int, dim: int, num_bytes: int) -> Method | None:
     """What `auto` stores a table in: ROBE down to a fiftieth of the dense bytes, a tensor train below.
 
-    Of the methods that are small from the start, ROBE had the best AUC on the Criteo sample at every size and on planted
-    clicks at three of four; on Book-Crossing, of few features and many ids, it fell far behind below a fiftieth, where
-    the tensor train was at most 0.006 of AUC from the best of them on all three (benchmarks/results/methods.json). The
-    rule was read off these test scores: no other data has confirmed it. A hashed table is left for shares of a few rows, None for less than one.
+    Of the methods that are small from the start, ROBE had the best AUC on the Criteo sample at every size and on
+    planted clicks at three of four; on Book-Crossing, of few features and many ids, it fell far behind below a
+    fiftieth, where the tensor train was at most 0.006 of AUC from the best of them on all three
+    (benchmarks/results/methods.json). The rule was read off these test scores: no other data has confirmed it. A hashed
+    table is left for shares of a few rows, None for less than one.
     """
     kinds = (Robe, TensorTrain, Hashed) if num_bytes * ROBE_SHARE >= 4 * num_rows * dim else (TensorTrain, Hashed)
     return next((found for kind in kinds if (found := _for_bytes(kind, num_rows, dim, num_bytes))), None)
