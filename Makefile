@@ -23,6 +23,7 @@ lint: install
 
 test: lint
 	$(BIN)/pytest
+	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels
 
 bench: install
 	$(BIN)/python -m benchmarks

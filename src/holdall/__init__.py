@@ -19,6 +19,13 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.errors import HoldallError
 from holdall.inspection import inspect
 from holdall.models import DLRM, DLRMConfig
+from holdall.placement.hardware import Hardware
+from holdall.placement.measure import measure_hardware as hardware
+from holdall.placement.plan import Plan
+from holdall.placement.planner import PlanConfig, plan
+from holdall.popularity.measure import ProfileConfig, profile
+from holdall.popularity.order import OrderConfig, order
+from holdall.popularity.profile import Profile
 from holdall.schema import Feature, Schema
 from holdall.tables import (
     METHODS,
@@ -40,8 +47,10 @@ from holdall.tables import (
 )
 from holdall.tables.budget import suggest
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate, evaluate_model, load_model
+from holdall.training.evaluation import evaluate, evaluate_model, evaluate_ranking, load_model
+from holdall.training.grouped import GroupedAUC, grouped_metrics
 from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.training.ranking import RankingMetrics, ranking_metrics
 from holdall.training.trainer import logloss, train
 
 __version__ = "0.1.0"
@@ -57,6 +66,8 @@ __all__ = [
     "EmbeddingBags",
     "Feature",
     "Frobenius",
+    "GroupedAUC",
+    "Hardware",
     "Hashed",
     "HoldallError",
     "HotCold",
@@ -67,9 +78,15 @@ __all__ = [
     "MixedDimension",
     "OptimizerConfig",
     "Optimizers",
+    "OrderConfig",
+    "Plan",
+    "PlanConfig",
     "PrepareConfig",
+    "Profile",
+    "ProfileConfig",
     "Quantized",
     "QuotientRemainder",
+    "RankingMetrics",
     "Robe",
     "Schema",
     "Sketch",
@@ -81,10 +98,17 @@ __all__ = [
     "encode_rows",
     "evaluate",
     "evaluate_model",
+    "evaluate_ranking",
+    "grouped_metrics",
+    "hardware",
     "inspect",
     "load_model",
     "logloss",
+    "order",
+    "plan",
     "prepare",
+    "profile",
+    "ranking_metrics",
     "suggest",
     "train",
 ]

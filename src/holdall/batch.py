@@ -5,6 +5,7 @@ Shapes: B samples, F features, N dense columns, L lookups in all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -66,6 +67,26 @@ class Batch:
 
     def __len__(self) -> int:
         return self.label.shape[0]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Its tensors, those that are there."""
+        for tensor in (self.dense, self.label, self.ids.values, self.ids.offsets, self.ids.weights):
+            if tensor is not None:
+                yield tensor
+
+    def pinned(self) -> Batch:
+        """The same in memory that a GPU can read while the host goes on."""
+        ids = self.ids
+        return Batch(
+            self.dense.pin_memory(),
+            replace(
+                ids,
+                values=ids.values.pin_memory(),
+                offsets=None if ids.offsets is None else ids.offsets.pin_memory(),
+                weights=None if ids.weights is None else ids.weights.pin_memory(),
+            ),
+            self.label.pin_memory(),
+        )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return Batch(

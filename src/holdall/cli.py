@@ -12,6 +12,9 @@ from typing import Annotated, Any, Literal
 
 from holdall.data.prepare import PrepareConfig
 from holdall.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
+from holdall.placement.planner import PlanConfig
+from holdall.popularity.measure import ProfileConfig
+from holdall.popularity.order import OrderConfig
 from holdall.settings import overlay, read_toml
 from holdall.training.config import TrainConfig
 
@@ -41,6 +44,112 @@ def prepare(
     show(inspect(out))
 
 
+def profile(
+    sources: tyro.conf.Positional[tuple[str, ...]],
+    out: Path,
+    settings: tyro.conf.OmitArgPrefixes[ProfileConfig] = ProfileConfig(),  # noqa: B008
+    figures: Path | None = None,
+    dim: int = 16,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Count who is looked up how often: coverage, cache misses, drift and fully hot inputs, as popularity.json.
+
+    Args:
+        sources: A data set folder; or raw files or globs, in order.
+        out: File to write; the counts of every row of a prepared set lie beside it as .safetensors.
+        figures: Folder for figures of coverage, thresholds and hot bytes, as SVG.
+        dim: Width of a table row in float32 numbers, for the bytes of hot rows.
+        json: Print the profile as JSON on stdout.
+    """
+    from holdall.popularity.measure import profile as run
+    from holdall.popularity.show import figures as draw
+    from holdall.popularity.show import show
+
+    if dim < 1:
+        raise ConfigError(f"dim is {dim}, but must be 1 or more")
+    made = run(sources, out, settings)
+    if json:
+        print(out.read_text(encoding="utf-8"), end="")
+    else:
+        show(made, dim)
+    for path in draw(made, figures, dim) if figures is not None else ():
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def order(
+    data: tyro.conf.Positional[Path],
+    out: Path,
+    settings: tyro.conf.OmitArgPrefixes[OrderConfig] = OrderConfig(),  # noqa: B008
+    like: Path | None = None,
+) -> None:
+    """Renumber the tail of every large table so that ids that occur together sit together.
+
+    Args:
+        data: Data set folder, as prepare made it; it stays as it is.
+        out: Folder to make.
+        like: Folder that was ordered before, whose order is used again, so that options of the search do not matter.
+    """
+    from holdall.popularity.order import order as run
+    from holdall.popularity.order import show
+
+    show(run(data, out, settings, like=like))
+
+
+def hardware(
+    out: Path | None = None,
+    device: str = "auto",
+    disk: Path = Path("."),
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Measure this machine, once, in about a minute: what rows, copies and layers take. Plans are made from it.
+
+    Args:
+        out: File to write; where `plan` looks by itself when absent.
+        device: Device to measure: cpu, cuda, or auto for a GPU if there is one.
+        disk: Folder on the disk to measure; a file is made there and removed.
+        json: Print the rates as JSON on stdout.
+    """
+    from holdall.placement.hardware import default_path
+    from holdall.placement.measure import measure_hardware
+    from holdall.placement.show import show_hardware
+
+    out = default_path() if out is None else out
+    measured = measure_hardware(device, folder=disk, note=lambda stage: print(f"measuring {stage}", file=sys.stderr))
+    if int(os.environ.get("RANK", "0")) == 0:  # under torchrun all measure, one writes
+        measured.save(out)
+        if json:
+            print(out.read_text(encoding="utf-8"), end="")
+        else:
+            show_hardware(measured)
+        print(f"wrote {out}", file=sys.stderr)
+
+
+def plan(
+    data: tyro.conf.Positional[Path],
+    out: Path | None = None,
+    settings: tyro.conf.OmitArgPrefixes[PlanConfig] = PlanConfig(),  # noqa: B008
+    hardware: Path | None = None,
+    profile: Path | None = None,
+    edited: Path | None = None,
+    explain: str | None = None,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Choose method, hot rows and place of every table, and say what a step will take.
+
+    Args:
+        data: Data set folder, as prepare made it.
+        out: File to write, such as plan.json; nothing is written when absent.
+        hardware: Rates that `holdall hardware` measured; this machine's own when absent, measured now if need be.
+        profile: popularity.json of the data set, which saves counting its lookups.
+        edited: A plan changed by hand: predict it again instead of making one.
+        explain: Table whose place is explained.
+        json: Print the plan as JSON on stdout.
+    """
+    from holdall.placement.command import run_plan
+
+    run_plan(data, settings, out=out, hardware=hardware, profile=profile, edited=edited, explain=explain, as_json=json)
+
+
 def train(
     data: tyro.conf.Positional[Path],
     out: Path,
@@ -62,6 +171,8 @@ def train(
 
     result = run(data, out, settings, resume=resume, overwrite=overwrite)
     _report(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
+    if result.get("stages"):
+        _report_stages(result["stages"])
     print(f"next: holdall evaluate {out}", file=sys.stderr)
 
 
@@ -69,6 +180,8 @@ def evaluate(
     run: tyro.conf.Positional[Path],
     split: Literal["valid", "test", "train"] = "test",
     data: Path | None = None,
+    k: int | None = None,
+    group_by: str | None = None,
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -78,16 +191,21 @@ def evaluate(
         run: Run folder.
         split: Part of the data to measure on.
         data: Another prepared folder with the same ids; the one trained on when absent.
+        k: K of HR@K and NDCG@K: of held-out events among their candidates, for implicit data (there 10 when absent), or
+            of clicks within the rows of --group-by.
+        group_by: Feature, such as user, within whose ids AUC is measured as well (gauc).
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
     from holdall.training.evaluation import evaluate as measure
 
-    metrics = measure(run, split, data=data, device=device, quiet=json)
+    metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
         _print_json(metrics)
-    else:
-        _report(f"{split} split of {run}, {metrics['checkpoint']}", metrics)
+        return
+    _report(f"{split} split of {run}, {metrics['checkpoint']}", metrics)
+    if metrics.get("dropped"):
+        print(f"{metrics['dropped']:,} candidates did not count: the chosen item itself, or an item listed twice")
 
 
 def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
@@ -106,6 +224,31 @@ def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.ar
         inspection.show(description)
 
 
+def doctor(
+    data: tyro.conf.Positional[Path],
+    plan: tyro.conf.Positional[Path | None] = None,
+    verify: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Look for what would go wrong: labels, numbers, ids, memory, and how long an epoch takes. Changes nothing.
+
+    Args:
+        data: Data set folder, as prepare made it.
+        plan: Plan for it, to compare with what this machine has.
+        verify: Compare the hashes of the files too.
+        json: Print JSON on stdout.
+    """
+    from holdall.placement.doctor import examine, show
+
+    found = examine(data, plan, verify=verify)
+    if json:
+        _print_json(found.to_json())
+    else:
+        show(found)
+    if found.problems:
+        raise SystemExit(1)
+
+
 def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = False) -> None:
     """Generate a click log, prepare it, train on it and measure it: the whole way, on made-up data.
 
@@ -121,9 +264,14 @@ def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = Fa
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "prepare": prepare,
+    "profile": profile,
+    "order": order,
+    "hardware": hardware,
+    "plan": plan,
     "train": train,
     "evaluate": evaluate,
     "inspect": inspect,
+    "doctor": doctor,
     "demo": demo,
 }
 
@@ -196,6 +344,18 @@ def _report(title: str, metrics: dict[str, Any] | None) -> None:
             if isinstance(value, int | float):
                 shown.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
         console.print(shown)
+
+
+def _report_stages(stages: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from holdall.inspection import table
+
+    shown = table("stage", "predicted ms", "measured ms")
+    for row in stages:
+        values = ["" if row[name] is None else f"{row[name] * 1e3:.3f}" for name in ("predicted", "measured")]
+        shown.add_row(row["stage"], *values)
+    Console().print(shown)
 
 
 def _print_json(document: dict[str, Any]) -> None:

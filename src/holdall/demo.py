@@ -67,5 +67,5 @@ def run(out: Path, *, rows: int = 400_000, budget: str = "1/20", overwrite: bool
 def _best_possible(log: Path, data: Path, rows: int, options: PrepareConfig) -> dict[str, float]:
     """What the true probabilities score on the rows that `prepare` made the test split."""
     probability = np.load(log.with_name(log.name + ".probability.npy"), allow_pickle=False)
-    test = draw_splits(np.arange(rows), options.seed, options.valid, options.test) == TEST
+    test = draw_splits(np.arange(rows), options.seed, options.valid_fraction, options.test) == TEST
     return best_possible(probability[test], DataSet(data, "test").labels())

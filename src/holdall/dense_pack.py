@@ -5,7 +5,7 @@ A lookup hands its gradient to the pack instead of to autograd, so that an optim
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,16 @@ from holdall.tables.dense import DenseTable
 class DensePack:
     """Dense tables of one dim and type, end to end in one storage [R, dim]; each keeps its `weight`, a view of it."""
 
+    vector_dtype: torch.dtype | None = None
+    """Type of looked-up vectors and of their gradients; that of the storage when None."""
+
     def __init__(self, tables: Mapping[str, DenseTable], generator: torch.Generator | None, device: torch.device | str):
         self.tables = dict(tables)
         self.collects = False
         """Set by the optimizer that consumes `gradients`; without one, gradients go to `weight.grad` as usual."""
         self.gradients: list[RowGradient] = []
+        self.slots: dict[str, Tensor] = {}
+        """Optimizer state, each kind laid out like the storage."""
         self._lay_out(device, generator)
 
     def _lay_out(self, device: torch.device | str, generator: torch.Generator | None = None) -> None:
@@ -65,6 +70,34 @@ class DensePack:
             self._start_tensors[key] = torch.tensor([self.starts[name] for name in names], dtype=dtype, device=device)
         return self._start_tensors[key]
 
+    def locate(self, ids: Tensor, names: Sequence[str], which: Tensor | None = None) -> Tensor:
+        """Row numbers of the storage for ids whose last dimension runs over these tables, or table `which[l]` for id l.
+
+        int32 where `start_tensor` is and the ids are.
+        """
+        starts = self.start_tensor(names, ids.device)
+        return ids + (starts if which is None else starts[which])
+
+    def row_numbers(self, rows: Tensor) -> Tensor:
+        """Located rows as a kernel takes them: contiguous, and int32 when every row number fits."""
+        return rows.to(torch.int32 if self.storage.shape[0] < 2**31 else torch.int64).contiguous()
+
+    def arrived(self) -> None:
+        """Wait until all located rows are in the storage; here they always are."""
+
+    def gather(self, rows: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """`look_up(storage, rows)`, for a lookup that copies rows and does not pool them."""
+        return look_up(self.storage, rows)
+
+    def allocate_slots(self, make: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Make room for optimizer state; `make` gives tensors whose rows are those of the one it is given."""
+        self.slots = make(self.storage)
+        return self.slots
+
+    def slot_views(self, name: str) -> dict[str, Tensor]:
+        """The optimizer state of a table's rows, by kind."""
+        return {slot: self.view(state, name) for slot, state in self.slots.items()}
+
     def view(self, packed: Tensor, name: str) -> Tensor:
         """The rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
         return packed[self.starts[name] : self.starts[name] + self.tables[name].num_rows]
@@ -85,12 +118,15 @@ class PackedLookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.pack, ctx.mean, ctx.with_bags = pack, mean, offsets is not None
         ctx.save_for_backward(rows, offsets, weights)
+        dtype = pack.vector_dtype or pack.storage.dtype
         if offsets is None:
-            return F.embedding(rows, pack.storage)
+            return pack.gather(rows, lambda storage, rows: F.embedding(rows, storage)).to(dtype)
+        pack.arrived()
         mode = "mean" if mean else "sum"
+        weights = None if weights is None else weights.to(pack.storage.dtype)
         return F.embedding_bag(
             rows, pack.storage, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
-        )
+        ).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -126,7 +162,8 @@ class FusedLookup(torch.autograd.Function):
         ctx.pack, ctx.mean, ctx.num_features = pack, mean, num_features
         ctx.save_for_backward(rows, offsets, weights)
         if offsets is None:
-            return lookup_triton.gather(pack.storage, rows, dtype)
+            return pack.gather(rows, lambda storage, rows: lookup_triton.gather(storage, rows, dtype))
+        pack.arrived()
         return lookup_triton.pool(
             pack.storage, rows, offsets, weights, num_features=num_features, mean=mean, dtype=dtype
         )

@@ -26,6 +26,10 @@ class IdError(HoldallError, IndexError):
     """A lookup of a row that the table does not have, or offsets that do not describe bags."""
 
 
+class TierError(HoldallError):
+    """Rows could not be brought to the device or taken home."""
+
+
 class CheckpointError(HoldallError, ValueError):
     """A checkpoint that is missing, damaged, or of another model."""
 

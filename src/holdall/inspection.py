@@ -41,7 +41,10 @@ def _data(path: Path) -> dict[str, Any]:
         },
         "label": schema.label,
         "dense": [column.name for column in schema.dense],
-        "features": [{"name": f.name, "kind": f.kind, "rows": f.num_rows, "unseen": f.unseen} for f in schema.features],
+        "features": [
+            {"name": f.name, "kind": f.kind, "rows": f.num_rows, "unseen": f.unseen, "ordered_from": f.ordered_from}
+            for f in schema.features
+        ],
         "bytes": sum(file.bytes for split in schema.splits.values() for file in split.files),
         "source": schema.source,
     }
@@ -96,9 +99,11 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         rate = f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "-"
         splits.add_row(name, f"{split['rows']:,}", rate, str(split["files"]))
     console.print(splits)
-    features = table("feature", "kind", "rows", "unseen")
+    ordered = any(feature["ordered_from"] is not None for feature in found["features"])
+    features = table("feature", "kind", "rows", "unseen", *(["ordered from"] if ordered else []))
     for feature in found["features"]:
-        features.add_row(feature["name"], feature["kind"], f"{feature['rows']:,}", f"{feature['unseen']:,}")
+        numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
+        features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
     console.print(features)
     console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
     met = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}

@@ -2,7 +2,8 @@
 
 Ids are in popularity order: id 0 of a feature is its most frequent value in the training split. Values never seen in
 training, and values folded by `rare_below`, share the feature's `unseen` row, which takes its own place in that order
-(the last one when nothing was folded, since its count is then 0).
+(the last one when nothing was folded, since its count is then 0). `holdall order` renumbers the ids from `ordered_from`
+on, so that those that occur together sit together; below it the popularity order stands.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ class Feature:
     """Longest bag or sequence kept, for kinds that have a length."""
     table: str | None = None
     """Name of the table it looks up when it shares one with another feature; its own name otherwise."""
+    ordered_from: int | None = None
+    """First id that `holdall order` renumbered; None when all ids are in popularity order."""
 
     @property
     def one_hot(self) -> bool:
         return self.kind == "categorical"
+
+    @property
+    def num_ranked(self) -> int:
+        """How many ids, from 0 on, are in popularity order: a prefix of at most this length is the hottest ids."""
+        return self.num_rows if self.ordered_from is None else self.ordered_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +91,19 @@ class Schema:
     splits: dict[str, Split] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     """Where it came from: format, files, options. For people; nothing depends on it."""
+    order: dict[str, Any] | None = None
+    """What `holdall order` did: its parameters, the bijection of each table and its hash. None: it was not applied."""
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise ConfigError(f"feature names must differ, but these repeat: {sorted(repeated)}")
+        for feature in self.features:
+            if not 0 <= feature.num_ranked <= feature.num_rows:
+                raise ConfigError(
+                    f"feature '{feature.name}' has ordered_from {feature.ordered_from}, but {feature.num_rows} rows"
+                )
 
     @property
     def num_dense(self) -> int:
@@ -103,6 +118,12 @@ class Schema:
     def cardinalities(self) -> dict[str, int]:
         """Rows of each feature's table, by feature name."""
         return {feature.name: feature.num_rows for feature in self.features}
+
+    @property
+    def order_hashes(self) -> dict[str, str]:
+        """By table, the hash of its renumbering by `holdall order`; data sets in one order have the same."""
+        tables = (self.order or {}).get("tables", {})
+        return {table: str(entry.get("sha256")) for table, entry in tables.items()}
 
     def feature(self, name: str) -> Feature:
         for feature in self.features:
@@ -134,6 +155,7 @@ class Schema:
                     for name, split in document.get("splits", {}).items()
                 },
                 source=document.get("source", {}),
+                order=document.get("order"),
             )
         except (KeyError, TypeError) as error:
             raise ConfigError(f"the schema document is incomplete or has unknown fields ({error})") from error

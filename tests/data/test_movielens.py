@@ -22,7 +22,9 @@ RATINGS = ["1::10::5::100", "1::20::3::300", "1::30::4::900", "2::10::1::50", "2
 
 
 def run(folder: Path, *files: Path, **options: Any) -> Schema:
-    return prepare(files, folder / "out", PrepareConfig(format="movielens", **{"candidates": 2, **options}))
+    return prepare(
+        files, folder / "out", PrepareConfig(format="movielens", **{"candidates": 2, "valid": 0.0, **options})
+    )
 
 
 def events(folder: Path, split: str) -> list[tuple[Any, ...]]:
@@ -116,6 +118,21 @@ def test_the_event_before_the_last_can_be_the_validation(tmp_path: Path) -> None
     assert len(RankingCases.load(tmp_path / "out", "valid")) == len(valid)
 
 
+def test_validation_holds_out_one_more_event_of_every_user_unless_told_otherwise(tmp_path: Path) -> None:
+    lines = [f"{user}::{item}::3::{100 + item}" for user in range(5) for item in range(4)]
+    lines += ["8::2::3::1", "8::1::3::2"]
+    schema = run(tmp_path, write_lines(tmp_path / "ratings.dat", lines), valid=None, negatives=0, candidates=1)
+    assert schema.source["options"]["valid"] == 1.0
+    assert events(tmp_path / "out", "valid") == [(str(user), "2", 1) for user in range(5)]
+    assert len(events(tmp_path / "out", "test")) == 6
+    assert sorted(events(tmp_path / "out", "train"))[-1] == ("8", "2", 1)  # who has nothing left to hold out
+    assert schema.source["counts"]["users_without_valid_event"] == 1
+    assert "valid" not in run(tmp_path, tmp_path / "ratings.dat", overwrite=True).splits
+    assert PrepareConfig(format="taobao").valid_fraction == PrepareConfig().valid_fraction == 0.0
+    with pytest.raises(ConfigError, match=r"valid is 1.5: it must be a fraction of the users"):
+        PrepareConfig(format="movielens", valid=1.5)
+
+
 def test_held_out_events_come_with_negatives_and_ranking_cases(tmp_path: Path) -> None:
     lines = [f"{user}::{(user * 7 + k) % 50}::3::{k}" for user in range(30) for k in range(6)]
     run(tmp_path, write_lines(tmp_path / "ratings.dat", lines), negatives=3, candidates=20)
@@ -151,7 +168,7 @@ def test_the_same_seed_gives_the_same_files_and_another_another(tmp_path: Path) 
     raw = write_lines(
         tmp_path / "ratings.dat", [f"{u}::{(u * 7 + k) % 50}::3::{k}" for u in range(30) for k in range(6)]
     )
-    config = {"format": "movielens", "candidates": 5}
+    config = {"format": "movielens", "candidates": 5, "valid": 0.0}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         prepare([raw], tmp_path / name, PrepareConfig(seed=seed, **config))  # type: ignore[arg-type]
     read = {name: (tmp_path / name / "ranking-test.arrow").read_bytes() for name in "abc"}

@@ -19,7 +19,7 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
 from holdall.errors import CheckpointError, ConfigError, DataError
 from holdall.training.config import TrainConfig
-from holdall.training.ranking import evaluate_ranking
+from holdall.training.evaluation import evaluate_ranking
 from holdall.training.trainer import train
 from tests.data.raw_files import write_lines
 from tests.data.test_taobao import write_set

@@ -29,7 +29,7 @@ def test_avazu(tmp_path: Path) -> None:
 
 
 def test_movielens_in_ncf_numbering(tmp_path: Path) -> None:
-    schema = prepare([sample("ml-1m")], tmp_path / "out", PrepareConfig(format="movielens"))
+    schema = prepare([sample("ml-1m")], tmp_path / "out", PrepareConfig(format="movielens", valid=0))
     assert (schema.splits["train"].rows, schema.splits["test"].positives) == (994_169, 6_040)
     assert schema.cardinalities == {"user": 6_040 + 1, "item": 3_704 + 1}
     counts = schema.source["counts"]
@@ -39,6 +39,8 @@ def test_movielens_in_ncf_numbering(tmp_path: Path) -> None:
     assert int((~cases.keep).sum()) == 156
     known = Positives.of(DataSet(tmp_path / "out"))
     assert not known.contains(np.repeat(cases.user, 99), cases.negatives.ravel()).any()
+    schema = prepare([sample("ml-1m")], tmp_path / "leave-two-out", PrepareConfig(format="movielens"))
+    assert (schema.splits["train"].rows, schema.splits["valid"].positives) == (994_169 - 6_040, 6_040)
 
 
 def test_taobao(tmp_path: Path) -> None:

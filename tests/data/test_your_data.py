@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
-from holdall.cli import main
+from holdall.cli import evaluate, main
 from holdall.data.dataset import DataSet
 from holdall.data.formats import FORMATS
 from holdall.data.id_map import load_id_maps
 from holdall.data.prepare import PrepareConfig
 from holdall.schema import Schema
 from holdall.settings import overlay
+from holdall.training.config import TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs/your-data.md"
 
@@ -49,18 +52,30 @@ def test_the_reader_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.Monkey
     assert load_id_maps("events")["seen"].values[0].as_py() == "a"
 
 
+def options(words: list[str], config: type, others: set[str]) -> dict[str, object]:
+    """Options of a command by field of its settings; `others` are those of the command itself."""
+    kinds = get_type_hints(config)
+    given: dict[str, object] = {}
+    for word, value in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("--") and (name := word[2:].replace("-", "_")) not in others:
+            kind = next((kind for kind in (bool, int, float) if kind in (kinds[name], *get_args(kinds[name]))), str)
+            given[name] = kind(value) if kind is not bool else True
+    return given
+
+
 def test_every_command_on_the_page_has_options_that_exist() -> None:
-    (commands,) = [block for block in blocks("") if block.startswith("holdall prepare")]
-    seen = set()
-    for command in commands.splitlines():
-        words = shlex.split(command)
-        given: dict[str, object] = {}
-        for word, value in zip(words, [*words[1:], ""], strict=True):
-            if word.startswith("--") and word != "--out":
-                name = word[2:].replace("-", "_")
-                kind = type(getattr(PrepareConfig(), name))
-                given[name] = True if kind is bool else kind(value) if kind in (int, float) else value
-        config = overlay(PrepareConfig(), given, command)
-        seen.add(config.format)
-        assert config.format in FORMATS
+    commands = [shlex.split(line) for block in blocks("") for line in block.splitlines() if line.startswith("holdall ")]
+    seen, verbs = set(), set()
+    for _, verb, *words in commands:
+        verbs.add(verb)
+        if verb == "evaluate":
+            known = inspect.signature(evaluate).parameters
+            assert all(word[2:].replace("-", "_") in known for word in words if word.startswith("--"))
+        elif verb == "train":
+            overlay(TrainConfig(), options(words, TrainConfig, {"out"}), " ".join(words))
+        else:
+            config = overlay(PrepareConfig(), options(words, PrepareConfig, {"out"}), " ".join(words))
+            seen.add(config.format)
+            assert config.format in FORMATS
     assert seen == {"criteo", "avazu", "movielens", "taobao", "bookcrossing"}
+    assert verbs == {"prepare", "train", "evaluate"}

@@ -94,11 +94,12 @@ def test_past_two_billion_elements() -> None:
 
 def test_stochastic_rounding_keeps_small_updates() -> None:
     from holdall.kernels.row_update_triton import update_rows
+    from holdall.kernels.stochastic import keys
 
     weight = torch.ones(2000, 64, device="cuda", dtype=torch.bfloat16)
     gradient = RowGradient(torch.arange(2000, device="cuda"), torch.ones(2000, 64, device="cuda"))
-    for seed in range(10):
-        update_rows("sgd", weight, gradient, lr=1e-4, stochastic_seed=seed)
+    for step in range(10):
+        update_rows("sgd", weight, gradient, lr=1e-4, stochastic=torch.tensor(keys(0, step), device="cuda"))
     assert abs(float(weight.double().mean()) - (1 - 10 * 1e-4)) < 1e-4  # rounded to nearest, it would still be 1
 
 
@@ -126,7 +127,9 @@ def test_whole_steps_equal_plain_torch(optimizer: str, kind: str, mode: str) -> 
                 bags(batch_of(kind, step)).square().sum().backward()
                 optimizers.step()
             results.append(bags.packs[0].storage)
-    torch.testing.assert_close(*results, rtol=2e-5, atol=2e-6)
+    torch.testing.assert_close(
+        *results, rtol=2e-5, atol=1e-5
+    )  # of updates of 0.1: adam's are as large for any gradient
 
 
 def test_a_step_does_not_wait_for_the_device() -> None:

@@ -66,3 +66,23 @@ def test_gather(dtype: torch.dtype) -> None:
 def test_pool(weighted: bool, mean: bool) -> None:
     checks.check_pool(3, 7, 20, weighted=weighted, mean=mean)
     checks.check_pool(1, 1, 128, weighted=weighted, mean=mean)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_settings_on_the_device(optimizer: str) -> None:
+    checks.check_settings_on_the_device(optimizer)
+
+
+@pytest.mark.parametrize(("num_lookups", "kind"), [(1, "random"), (40, "one row"), (61, "long runs"), (33, "distinct")])
+def test_norm_of_summed_gradients(num_lookups: int, kind: str) -> None:
+    checks.check_norm(num_lookups, 41, 9, kind)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch.dtype) -> None:
+    checks.check_stochastic(optimizer, dtype)
+
+
+def test_placed_rows_and_row_numbers() -> None:
+    checks.check_place()

@@ -175,3 +175,92 @@ def check_pool(num_features: int, size: int, dim: int, *, weighted: bool, mean: 
         out=torch.full((size, num_features, dim), float("nan"), device=device),
     )
     assert error(found, expected) < TOLERANCE[torch.float32]
+
+
+def check_settings_on_the_device(optimizer: str, device: str = "cpu") -> None:
+    """Rates, a scale and sorted ids given as tensors: the update of rates and scaled gradients given as numbers."""
+    from holdall.kernels import row_update_triton
+
+    generator = torch.Generator().manual_seed(3)
+    ids = some_ids("long runs", 61, 20, generator).to(device)
+    grad = torch.randn(61, 12, generator=generator).to(device)
+    settings = {name: SETTINGS[name] for name in USED[optimizer]}
+    results = []
+    for on_device in (False, True):
+        weight = torch.ones(20, 12, device=device)
+        states = [torch.ones(shape, device=device) for shape in SLOTS[optimizer](20, 12)]
+        if on_device:
+            rates = [0.1, 1 - 0.8**3, 1 - 0.95**3]
+            given = {
+                "eps": 1e-3,
+                "betas": (0.8, 0.95),
+                "rates": torch.tensor(rates, device=device),
+                "scale": torch.tensor(0.25, device=device),
+            }
+            row_update_triton.update_rows(optimizer, weight, RowGradient(ids, grad), *states, **given)
+        else:
+            row_update_triton.update_rows(optimizer, weight, RowGradient(ids, grad * 0.25), *states, **settings)
+        results.append([weight, *states])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def check_norm(num_lookups: int, num_rows: int, dim: int, kind: str, device: str = "cpu") -> None:
+    """The squared norm of the summed gradient, against float64."""
+    from holdall.kernels import row_update_triton
+
+    generator = torch.Generator().manual_seed(num_lookups)
+    ids = some_ids(kind, num_lookups, num_rows, generator)
+    gradient = RowGradient(ids.to(device), torch.randn(num_lookups, dim, generator=generator).to(device))
+    found = row_update_triton.squared_norm(*row_update_triton.sorted_ids(gradient, num_rows), gradient)
+    expected = sum_by_row_reference(RowGradient(ids, gradient.grad.double().cpu()))[1].square().sum()
+    assert error(found, expected) < TOLERANCE[torch.float32]
+
+
+def check_stochastic(optimizer: str, dtype: torch.dtype, device: str = "cpu") -> None:
+    """The kernels round as plain torch does, bit for bit where both computed the same number, and by the same noise."""
+    from holdall.kernels.row_update_triton import update_rows
+    from holdall.kernels.stochastic import keys
+
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randperm(60, generator=generator)[:40]
+    grad = torch.randn(40, 12, generator=generator)
+    settings = {name: SETTINGS[name] for name in USED[optimizer]} | {"lr": 2.0**-9}
+    key = keys(7, 5)
+    results = []
+    for fused in (False, True):
+        weight = torch.ones(60, 12, dtype=dtype).to(device)
+        states = [torch.ones(shape, device=device) for shape in SLOTS[optimizer](60, 12)]
+        if fused:
+            given = {**settings, "stochastic": torch.tensor(key, device=device)}
+            update_rows(optimizer, weight, RowGradient(ids.to(device), grad.to(device)), *states, **given)
+        else:
+            ordered = ids.sort()
+            update = getattr(row_update, optimizer)
+            update(
+                weight, ordered.values.to(device), grad[ordered.indices].to(device), *states, **settings, rounding=key
+            )
+        results.append(weight)
+    differs = results[0] != results[1]
+    assert int(differs.sum()) <= 2  # a last bit of float32 apart, on the edge of a draw
+    if optimizer == "sgd" and device == "cpu":
+        assert not differs.any()
+    assert results[0].unique().numel() > 1
+
+
+def check_place(device: str = "cpu") -> None:
+    """Rows go to their columns and nowhere else, whatever the strides of the ids, and come back as row numbers."""
+    from holdall.kernels.lookup_triton import place, row_numbers
+
+    storage = torch.arange(10.0)[:, None] + torch.arange(5) / 8
+    values = torch.tensor([[1, 2, 0], [7, 7, 7], [0, 1, 3]], dtype=torch.int32).to(device)
+    lines = torch.tensor([[2, 0, 6], [0, 3, 1]]).to(device)
+    expected = torch.tensor([[6, 2], [7, 3], [9, 1]])
+    for ids in (values, values.t().contiguous().t()):
+        out = torch.full((3, 4, 5), float("nan"), dtype=torch.float16, device=device)
+        rows = place(storage.to(device), ids, lines, out)
+        assert rows.tolist() == expected.tolist()
+        assert torch.equal(out[:, [0, 3]].float().cpu(), storage[expected])
+        assert out[:, 1:3].isnan().all()
+        numbers = row_numbers(ids, torch.tensor([[0, 0, 4], [1, 1, -1], [2, 0, -1]]).to(device), 2, 10)
+        assert numbers.tolist() == [[5, -2, -1], [6, -4, -3], [4, -6, -5]]

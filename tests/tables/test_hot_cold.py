@@ -56,6 +56,26 @@ def test_gradients_go_to_the_part_a_row_lives_in() -> None:
     assert table.cold.weight.grad.to_dense()[:, 0].tolist() == [100, 0, 0, 0, 0, 1]
 
 
+@pytest.mark.parametrize("hot_rows", [1, 4, 9])
+@pytest.mark.parametrize("ids", [[7, 0, 3, 9, 4, 3, 0], [0], [9, 9], []])
+def test_fixed_shapes_give_the_same_rows_and_gradients(hot_rows: int, ids: list[int]) -> None:
+    """As on a GPU: both parts make a row for every id, and no row is touched that would not be otherwise."""
+    results = []
+    for fixed in (False, True):
+        table = planted(hot_rows)
+        table.fixed_shapes = fixed
+        rows = table(torch.tensor(ids, dtype=torch.int64)[:, None])
+        rows.mul(1 + torch.arange(len(ids))[:, None]).sum().backward()
+        grads = [part.weight.grad for part in (table.hot, table.cold)]
+        nothing = torch.zeros(())  # of a part that was not looked up
+        results.append([rows.detach(), *(nothing if g is None else g.to_dense() for g in grads)])
+        if fixed and len(set(ids)) > 1:
+            touched = {*grads[0]._indices()[0].tolist(), *(hot_rows + grads[1]._indices()[0]).tolist()}
+            assert touched == set(ids)
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(*torch.broadcast_tensors(expected, found))
+
+
 def test_a_bag_that_mixes_hot_and_cold() -> None:
     bags = torch.tensor([[0, 9, 4], [3, 3, 8]])
     weights = torch.tensor([[0.5, 2.0, 1.0], [1.0, -1.0, 3.0]])

@@ -57,6 +57,26 @@ def test_the_fit_is_the_truncated_svd_over_several_blocks() -> None:
     assert table.narrow.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.01), (4, 0.2)])
+def test_narrow_rows_can_be_rounded(bits: int, error: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = MixedDimension(dim=6).build(500, 16, generator=generator).materialize()
+    method = MixedDimension(dim=6, bits=bits)  # type: ignore[arg-type]
+    table = method.fit(weight)
+    assert 1e-4 < table.fit_error < error  # type: ignore[operator]
+    assert table.num_bytes() == method.num_bytes(500, 16) == 500 * (6 * bits // 8 + 8) + 4 * 6 * 16
+    assert [name for name, _ in table.named_parameters()] == ["projection"]
+    assert table.row_parameters() == {}
+    assert method_from_json(method.to_json()) == method
+    wide = MixedDimension(dim=20, bits=bits).fit(weight)  # type: ignore[arg-type]
+    assert wide.num_bytes() == 500 * (16 * bits // 8 + 8)
+
+
+def test_bits_that_there_are_none_of() -> None:
+    with pytest.raises(ConfigError, match="bits must be 8, 4 or none, not 5"):
+        MixedDimension(dim=2, bits=5)  # type: ignore[arg-type]
+
+
 def test_the_fit_of_zeros_is_zeros() -> None:
     table = MixedDimension(dim=2).fit(torch.zeros(7, 4))
     assert table.fit_error == 0

@@ -18,9 +18,8 @@ from holdall.data.ranking import RankingCases
 from holdall.schema import Feature, Schema, Split
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS, evaluate, load_model
+from holdall.training.evaluation import CHECKPOINTS, evaluate, evaluate_ranking, load_model
 from holdall.training.grouped import grouped_metrics
-from holdall.training.ranking import evaluate_ranking
 from holdall.training.trainer import train
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4
@@ -129,8 +128,8 @@ def test_resume_continues_to_the_same_bits(events: Path, tmp_path: Path, name: s
 def test_histories_say_what_ids_do_not(tmp_path: Path) -> None:
     """Users without names: an eighth of the samples has no history and can only be guessed, a quarter is positive."""
     data = write_events(tmp_path, anonymous=True)
-    train(data, tmp_path / "tbsm", replace(FAMILIES["tbsm"], epochs=8), quiet=True)
-    assert evaluate(tmp_path / "tbsm", "test")["auc"] > 0.85
+    train(data, tmp_path / "tbsm", replace(FAMILIES["tbsm"], epochs=8, dim=8, lr=0.1), quiet=True)
+    assert evaluate(tmp_path / "tbsm", "test")["auc"] > 0.8  # 0.855 to 0.985 over four seeds
     train(data, tmp_path / "neumf", replace(FAMILIES["neumf"], epochs=2), quiet=True)
     assert evaluate(tmp_path / "neumf", "test")["auc"] < 0.65
 

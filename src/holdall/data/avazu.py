@@ -55,7 +55,7 @@ def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig) 
 
     @cache  # found when the first file is read, not before it is known that there is something to do
     def cuts() -> tuple[int, int] | None:
-        return find_cuts(files, config.valid, config.test) if config.split == "time" else None
+        return find_cuts(files, config.valid_fraction, config.test) if config.split == "time" else None
 
     return RawData(layout=AVAZU, files=files, read=lambda path: read_avazu(path, cuts()))
 

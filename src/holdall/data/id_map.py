@@ -2,7 +2,8 @@
 
 Row number = id, in popularity order: by count in the training split, descending; equal counts by the value's UTF-8
 bytes, ascending. The `unseen` row (a null value) stands for every value that is not in the map; its count is what
-`rare_below` folded into it, and among equal counts it comes last. A missing value is the empty string.
+`rare_below` folded into it, and among equal counts it comes last. A missing value is the empty string. In a folder
+that `holdall order` made, the ids from `ordered_from` on are in another order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class IdMap:
         self.values = values.cast(pa.large_string())
         """[num_rows] text; null at the unseen row."""
         self.counts = np.asarray(counts, dtype=np.int64)
-        """[num_rows] occurrences in the training split, not increasing."""
+        """[num_rows] occurrences in the training split, not increasing up to the feature's `ordered_from`."""
         self.unseen = unseen
         assert len(self.values) == len(self.counts)
         assert self.values.null_count == 1

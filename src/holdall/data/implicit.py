@@ -172,8 +172,9 @@ class Implicit:
         num_train = np.bincount(self.user[self.split == TRAIN], minlength=len(lengths))
         self.history_end = self.starts[:-1] + num_train
         """[users] where the events that a model may know of end."""
-        drawn = hash_numbers(self.user_ids, self.config.seed) / 2.0**64 < self.config.valid
+        drawn = hash_numbers(self.user_ids, self.config.seed) / 2.0**64 < self.config.valid_fraction
         self.split[self.history_end[drawn & (num_train > 1)] - 1] = VALID
+        self.counts["users_without_valid_event"] = int((drawn & (num_train < 2)).sum())
 
     def _count(self) -> None:
         trained = self.split == TRAIN

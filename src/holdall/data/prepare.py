@@ -25,6 +25,9 @@ from holdall.errors import ConfigError, DataError, HoldallError
 from holdall.files import atomic_folder, refuse_existing
 from holdall.schema import SCHEMA_FILE, Schema
 
+IMPLICIT = ("movielens", "taobao", "yelp")
+"""Formats of implicit data: what is held out is events of users, not a fraction of rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
@@ -36,8 +39,9 @@ class PrepareConfig:
     """TOML file that says which columns are what, for --format table (sample: configs/table-example.toml)."""
     rare_below: int = 1
     """Values seen fewer times than this in training share the unseen row."""
-    valid: float = 0.0
-    """Fraction of the rows for the valid split, by a hash; of the users (an event each) for movielens, taobao, yelp."""
+    valid: float | None = None
+    """Fraction of the rows for the valid split, by a hash; of the users (an event each) for movielens, taobao, yelp.
+    When absent: 1 for movielens (leave-one-out: an event of every user for valid, one for test), else 0."""
     test: float = 0.1
     """Fraction of the rows for the test split, by a hash; not used where the last file or users' last events are it."""
     split: Literal["random", "time"] = "random"
@@ -64,9 +68,12 @@ class PrepareConfig:
     """Most rows in one file of a split; two files of this size are in memory at once for each core."""
 
     def __post_init__(self) -> None:
-        if not (self.valid >= 0 and self.test >= 0 and self.valid + self.test < 1):
+        if self.format in IMPLICIT:
+            if not 0 <= self.valid_fraction <= 1:
+                raise ConfigError(f"valid is {self.valid_fraction}: it must be a fraction of the users, from 0 to 1")
+        elif not (self.valid_fraction >= 0 and self.test >= 0 and self.valid_fraction + self.test < 1):
             raise ConfigError(
-                f"valid ({self.valid}) and test ({self.test}) must not be negative and leave rows to train on"
+                f"valid ({self.valid_fraction}) and test ({self.test}) must not be negative and leave rows to train on"
             )
         for name in ("rare_below", "rows_per_file", "candidates", "max_length"):
             if getattr(self, name) < 1:
@@ -88,6 +95,13 @@ class PrepareConfig:
             parse_positive(self.positive)
         if self.test_from_last_file and self.format not in ("criteo", "table", "avazu"):
             raise ConfigError(f"--test-from-last-file is for files of rows, not for --format {self.format}")
+
+    @property
+    def valid_fraction(self) -> float:
+        """`valid`, or what it is for this format when nothing is said."""
+        if self.valid is not None:
+            return self.valid
+        return 1.0 if self.format == "movielens" else 0.0
 
 
 DEFAULTS = PrepareConfig()
@@ -126,7 +140,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     """Fill `folder`; `schema.json` is written last."""
     files, layout = raw.files, raw.layout
     test_file = files[-1] if config.test_from_last_file else None
-    rule = SplitRule(valid=config.valid, test=config.test, seed=config.seed, test_file=test_file)
+    rule = SplitRule(valid=config.valid_fraction, test=config.test, seed=config.seed, test_file=test_file)
     spill = folder / "spill"
     first = FirstPass(layout, rule, spill, config.rows_per_file, raw.read)
     with BadRows(folder / BAD_ROWS_FILE, config.bad_rows or raw.bad_rows) as bad_rows:
@@ -156,6 +170,7 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
     """Where a data set came from, for people."""
     layout = raw.layout
     options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
+    options["valid"] = config.valid_fraction
     return {
         "format": config.format,
         "files": [{"name": str(file), "bytes": file.stat().st_size} for file in raw.files],

@@ -58,7 +58,9 @@ _CRITEO_1TB = (  # values seen at least 15 times, as in DLRM-small
     7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209, 10667, 104, 4, 968, 15,
     8165896, 2675940, 7156453, 302516, 12022, 97, 35,
 )
-_AVAZU = (  # C1, banner_pos, site_*, app_*, device_*, C14..C21
+# C1, banner_pos, site_*, app_*, device_*, C14..C21: distinct values in all 40,428,967 rows of the public train file, as
+# CachedEmbedding (hpcaitech) lists them; 9,449,205 in all. FAE counts 9.3M for the 32.3M rows it trains on.
+_AVAZU = (
     7, 7, 4737, 7745, 26, 8552, 559, 36, 2686408, 6729486, 8251, 5, 4, 2626, 8, 9, 435, 4, 68, 172, 60,
 )
 # fmt: on

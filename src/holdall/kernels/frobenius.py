@@ -14,12 +14,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from holdall.kernels.path import Path, takes_triton
+
+if TYPE_CHECKING:
+    from holdall.kernels import frobenius_triton
+
+Factors = tuple[Tensor, Tensor, Tensor]
+"""left [q, p*r], right [q, p*r] and basis [r, dim] of one table."""
 
 
 def frobenius_rows(left: Tensor, right: Tensor, basis: Tensor, ids: Tensor, *, fast: bool = True) -> Tensor:
@@ -37,19 +45,22 @@ def frobenius_bags(
     *,
     sparse: bool = False,
     fast: bool = True,
+    path: Path | None = None,
 ) -> Tensor:
     """Sums [N, dim] of the rows of 1-D int64 ids over bags, each row times its `scale` [L] when given.
 
     `offsets` [N + 1] holds the start of every bag and the end of the last, or is None when every bag is one id.
     Differentiable in the factors and in `scale`; with `sparse` the gradients of left and right are sparse, a row for
     each lookup. Computes in the type of the factors, also under autocast: like an embedding, and so that the backward
-    meets the types that the forward had.
+    meets the types that the forward had. On a GPU one kernel each way (`frobenius_triton`).
     """
     if torch.is_autocast_enabled(ids.device.type):
         with torch.autocast(ids.device.type, enabled=False):
-            return frobenius_bags(left, right, basis, ids, offsets, scale, sparse=sparse, fast=fast)
+            return frobenius_bags(left, right, basis, ids, offsets, scale, sparse=sparse, fast=fast, path=path)
     if not fast:
         return frobenius_bags_reference(left, right, basis, ids, offsets, scale, sparse)
+    if takes_triton("the Frobenius lookup", left, path, fits=fits_triton([(left, right, basis)])):
+        return _FusedRows.apply(ids, offsets, scale, sparse, left, right, basis)
     return _Bags.apply(left, right, basis, ids, offsets, scale, sparse)
 
 
@@ -132,7 +143,7 @@ class _Bags(torch.autograd.Function):
         return d_left, d_right, d_basis, None, None, d_scale, None
 
 
-def frobenius_rows_many(factors: Sequence[tuple[Tensor, Tensor, Tensor]], ids: Tensor) -> Tensor:
+def frobenius_rows_many(factors: Sequence[Factors], ids: Tensor, *, path: Path | None = None) -> Tensor:
     """Rows [T, L, dim] of T tables for ids [T, L], a line for each table, in one pass over all of them.
 
     `factors` holds (left, right, basis) of every table; ranks, terms, dims and types must be alike, sides need not. All
@@ -141,7 +152,9 @@ def frobenius_rows_many(factors: Sequence[tuple[Tensor, Tensor, Tensor]], ids: T
     """
     if torch.is_autocast_enabled(ids.device.type):
         with torch.autocast(ids.device.type, enabled=False):
-            return frobenius_rows_many(factors, ids)
+            return frobenius_rows_many(factors, ids, path=path)
+    if takes_triton("the Frobenius lookup", factors[0][0], path, fits=fits_triton(factors)):
+        return _FusedRows.apply(ids, None, None, False, *(tensor for table in factors for tensor in table))
     return _ManyRows.apply(ids, *(tensor for table in factors for tensor in table))
 
 
@@ -171,6 +184,104 @@ class _ManyRows(torch.autograd.Function):
         d_rights = _sum_rows(d.mul_(a).flatten(0, 1), i2, sum(ctx.sides)).split(ctx.sides)
         by_table = zip(d_lefts, d_rights, d_bases, strict=True)
         return None, *(gradient for table in by_table for gradient in table)
+
+
+def fits_triton(factors: Sequence[Factors]) -> bool:
+    """Whether the kernels take these tables; their loads of 16 bytes need factors that begin at such places."""
+    left, _, basis = factors[0]
+    known = left.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    aligned = all(f.data_ptr() % 16 == 0 and f.is_contiguous() for table in factors for f in table)
+    return known and aligned and left.shape[1] <= 128 and basis.shape[1] <= 256
+
+
+class _FusedRows(torch.autograd.Function):
+    """`_Bags` and `_ManyRows` in Triton: [N, dim] of one table and its bags, or [T, L, dim] for ids [T, L]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, ids: Tensor, offsets: Tensor | None, scale: Tensor | None, sparse: bool, *factors: Tensor
+    ) -> Tensor:
+        from holdall.kernels import frobenius_triton as fused
+
+        tables = _by_table(factors)
+        num_lookups, dim = ids.shape[-1], tables[0][2].shape[1]
+        num_bags = num_lookups if offsets is None else offsets.numel() - 1
+        lookups = fused.Lookups(
+            ids, num_lookups, num_bags, ids.stride(0), ids.stride(-1), num_bags, 1, offsets, None, scale
+        )
+        shape = (num_bags, dim) if ids.dim() == 1 else (len(tables), num_bags, dim)
+        out = tables[0][0].new_empty(shape)
+        places = [fused.Place(source=table, target=table) for table in range(len(tables))]
+        u = fused.forward(tables, places, lookups, out, saves_u=any(ctx.needs_input_grad))
+        ctx.save_for_backward(ids, offsets, scale, u, *factors)
+        ctx.sparse, ctx.places, ctx.num_bags = sparse, places, num_bags
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from holdall.kernels import frobenius_triton as fused
+
+        ids, offsets, scale, u, *factors = ctx.saved_tensors
+        bag = None if offsets is None else bag_of(offsets, ids.numel())
+        strides = (ids.stride(0), ids.stride(-1), ctx.num_bags, 1)
+        lookups = fused.Lookups(ids, ids.shape[-1], ctx.num_bags, *strides, offsets, bag, scale)
+        found, d_scale = fused_gradients(
+            _by_table(factors),
+            ctx.places,
+            lookups,
+            u,
+            gradient.contiguous(),
+            sparse=ctx.sparse,
+            needs_scale=ctx.needs_input_grad[2],
+        )
+        return None, None, None if d_scale is None else d_scale.to(scale.dtype), None, *found
+
+
+def _by_table(factors: Sequence[Tensor]) -> list[Factors]:
+    return list(zip(factors[::3], factors[1::3], factors[2::3], strict=True))
+
+
+def fused_gradients(
+    tables: Sequence[Factors],
+    places: Sequence[frobenius_triton.Place],
+    lookups: frobenius_triton.Lookups,
+    u: Tensor,
+    gradient: Tensor,
+    *,
+    sparse: bool = False,
+    needs_scale: bool = False,
+) -> tuple[list[Tensor], Tensor | None]:
+    """Gradients of left, right and basis of every table in turn, from the kernels, and of the scale if asked for.
+
+    Where torch is told to be deterministic, lookups of a row are sorted and summed in order instead of as they come.
+    """
+    from holdall.kernels import frobenius_triton as fused
+
+    by_lookup = sparse or torch.are_deterministic_algorithms_enabled()
+    found = fused.backward(tables, places, lookups, u, gradient, by_lookup=by_lookup, needs_scale=needs_scale)
+    dtype, sides = tables[0][0].dtype, [left.shape[0] for left, _, _ in tables]
+    sums = [found.left, found.right]
+    if by_lookup:
+        ids = [_ids_of(lookups, place) for place in places]
+        if sparse:
+            assert len(tables) == 1
+            index = [ids[0] // sides[0], ids[0] % sides[0]]
+            rows = [_sparse_rows(v.to(dtype), at, sides[0]) for v, at in zip(sums, index, strict=True)]
+            return [*rows, found.basis[0].to(dtype)], found.scale
+        starts = [sum(sides[:table]) for table in range(len(sides))]
+        each = list(zip(ids, sides, starts, strict=True))
+        index = [torch.cat([i // q + s for i, q, s in each]), torch.cat([i % q + s for i, q, s in each])]
+        sums = [fused.sum_by_row(v, at, sum(sides)) for v, at in zip(sums, index, strict=True)]
+    parts = [total.to(dtype).split(sides) for total in sums]
+    by_table = zip(*parts, found.basis.to(dtype), strict=True)
+    return [part for table in by_table for part in table], found.scale
+
+
+def _ids_of(lookups: frobenius_triton.Lookups, place: frobenius_triton.Place) -> Tensor:
+    """Ids [L] of one table as the kernels read them."""
+    start = place.source * lookups.source_stride + lookups.values.storage_offset()
+    return lookups.values.as_strided((lookups.num_lookups,), (lookups.sample_stride,), start).long()
 
 
 def _gather_many(tables: Sequence[Tensor], index: Tensor) -> Tensor:

@@ -55,20 +55,30 @@ def dot_interaction(vectors_BVD: Tensor, first_BD: Tensor | None = None, *, path
 
 
 def dot_interaction_of_rows(
-    storage_RD: Tensor, rows_BF: Tensor, first_BD: Tensor | None = None, *, path: Path | None = None
+    storage_RD: Tensor,
+    rows_BF: Tensor,
+    first_BD: Tensor | None = None,
+    others_KD: Tensor | None = None,
+    *,
+    path: Path | None = None,
 ) -> Tensor:
     """`dot_interaction(storage[rows], first)`, without a gradient for the storage: for inference.
 
-    On a GPU the rows are read by the kernel that multiplies them, and written nowhere. The type of the result is that
-    of `first_BD`, or of the storage without one.
+    On a GPU the rows are read by the kernel that multiplies them, and written nowhere. With `others`, a second storage
+    of the same type, row -1 - k stands for its row k. The type of the result is that of `first_BD`, or of the storage
+    without one.
     """
     dtype = storage_RD.dtype if first_BD is None else first_BD.dtype
     num_vectors = rows_BF.shape[1] + (first_BD is not None)
     if takes_triton("dot_interaction_of_rows", storage_RD, path, fits=_fits(num_vectors, storage_RD)):
         from holdall.kernels import interaction_triton
 
-        return interaction_triton.dot_interaction_of_rows(first_BD, storage_RD, rows_BF, dtype)
-    return dot_interaction(torch.nn.functional.embedding(rows_BF, storage_RD).to(dtype), first_BD, path=path)
+        return interaction_triton.dot_interaction_of_rows(first_BD, storage_RD, rows_BF, others_KD, dtype)
+    vectors = torch.nn.functional.embedding(rows_BF.clamp(min=0), storage_RD)
+    if others_KD is not None:
+        from_others = torch.nn.functional.embedding((-1 - rows_BF).clamp(min=0), others_KD)
+        vectors = torch.where((rows_BF < 0).unsqueeze(-1), from_others, vectors)
+    return dot_interaction(vectors.to(dtype), first_BD, path=path)
 
 
 def _fits(num_vectors: int, vectors: Tensor) -> bool:

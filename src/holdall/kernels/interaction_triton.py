@@ -24,8 +24,8 @@ ELEMENTS_A_WARP = 4096
 
 @triton.jit
 def _tile(  # type: ignore[no-untyped-def]
-    first, vectors, rows, sample, num_vectors, dim, COMPUTE: tl.constexpr, HAS_FIRST: tl.constexpr,
-    GATHER: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    first, vectors, others, rows, sample, num_vectors, dim, COMPUTE: tl.constexpr, HAS_FIRST: tl.constexpr,
+    GATHER: tl.constexpr, TWO: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """A sample's vectors [BLOCK_V, BLOCK_D], zeros where there are none."""
     vector = tl.arange(0, BLOCK_V)
@@ -36,7 +36,12 @@ def _tile(  # type: ignore[no-untyped-def]
     if GATHER:
         place = tl.load(rows + place, mask=given, other=0).to(tl.int64)
     mask = given[:, None] & (column < dim)[None, :]
-    tile = tl.load(vectors + place[:, None] * dim + column[None, :], mask=mask, other=0.0).to(COMPUTE)
+    if TWO:
+        base = tl.where(place < 0, others, vectors)
+        place = tl.where(place < 0, -1 - place, place)
+        tile = tl.load(base[:, None] + place[:, None] * dim + column[None, :], mask=mask, other=0.0).to(COMPUTE)
+    else:
+        tile = tl.load(vectors + place[:, None] * dim + column[None, :], mask=mask, other=0.0).to(COMPUTE)
     if HAS_FIRST:
         head = tl.load(first + sample * dim + column, mask=column < dim, other=0.0).to(COMPUTE)
         tile = tl.where((vector == 0)[:, None], head[None, :], tile)
@@ -45,11 +50,13 @@ def _tile(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward_kernel(  # type: ignore[no-untyped-def]
-    first, vectors, rows, out, num_vectors, dim, width, COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
-    HAS_FIRST: tl.constexpr, GATHER: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    first, vectors, others, rows, out, num_vectors, dim, width, COMPUTE: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_FIRST: tl.constexpr, GATHER: tl.constexpr, TWO: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
-    tile = _tile(first, vectors, rows, sample, num_vectors, dim, COMPUTE, HAS_FIRST, GATHER, BLOCK_V, BLOCK_D)
+    tile = _tile(
+        first, vectors, others, rows, sample, num_vectors, dim, COMPUTE, HAS_FIRST, GATHER, TWO, BLOCK_V, BLOCK_D
+    )  # fmt: skip
     products = tl.dot(tile, tl.trans(tile), input_precision=PRECISION)
     out += sample * width
     vector = tl.arange(0, BLOCK_V)
@@ -70,7 +77,9 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
-    tile = _tile(first, vectors, rows, sample, num_vectors, dim, COMPUTE, HAS_FIRST, GATHER, BLOCK_V, BLOCK_D)
+    tile = _tile(
+        first, vectors, vectors, rows, sample, num_vectors, dim, COMPUTE, HAS_FIRST, GATHER, False, BLOCK_V, BLOCK_D
+    )  # fmt: skip
     grad += sample * width
     vector = tl.arange(0, BLOCK_V)
     column = tl.arange(0, BLOCK_D)
@@ -107,8 +116,14 @@ def _sizes(num_vectors: int, dim: int, dtype: torch.dtype) -> dict[str, object]:
     }
 
 
-def forward(first: Tensor | None, vectors: Tensor, rows: Tensor | None, out: Tensor) -> None:
-    """Write the interaction [B, width] of `first` [B, D] and `vectors` [B, V', D], or of rows [B, V'] of a storage."""
+def forward(
+    first: Tensor | None, vectors: Tensor, rows: Tensor | None, out: Tensor, others: Tensor | None = None
+) -> None:
+    """Write the interaction [B, width] of `first` [B, D] and `vectors` [B, V', D], or of rows [B, V'] of a storage.
+
+    With `others` [.., D], of the storage's type, row -1 - k is row k of that.
+    """
+    assert others is None or others.dtype == vectors.dtype
     size, num_rest = (vectors if rows is None else rows).shape[:2]
     num_vectors, dim = num_rest + (first is not None), vectors.shape[-1]
     if size == 0:
@@ -116,6 +131,7 @@ def forward(first: Tensor | None, vectors: Tensor, rows: Tensor | None, out: Ten
     _forward_kernel[(size,)](
         vectors if first is None else first,
         vectors,
+        vectors if others is None else others,
         vectors if rows is None else rows,
         out,
         num_vectors,
@@ -123,6 +139,7 @@ def forward(first: Tensor | None, vectors: Tensor, rows: Tensor | None, out: Ten
         out.shape[1],
         HAS_FIRST=first is not None,
         GATHER=rows is not None,
+        TWO=others is not None,
         **_sizes(num_vectors, dim, out.dtype),
     )
 
@@ -210,17 +227,19 @@ dot_interaction.register_autograd(_gradient, setup_context=_setup)
 @torch.library.custom_op(
     "holdall::dot_interaction_of_rows",
     mutates_args=(),
-    schema="(Tensor? first, Tensor storage, Tensor rows, ScalarType dtype) -> Tensor",
+    schema="(Tensor? first, Tensor storage, Tensor rows, Tensor? others, ScalarType dtype) -> Tensor",
 )
-def dot_interaction_of_rows(first: Tensor | None, storage: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """`dot_interaction` of `storage[rows]`, which is never written; without a gradient."""
+def dot_interaction_of_rows(
+    first: Tensor | None, storage: Tensor, rows: Tensor, others: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """`dot_interaction` of `storage[rows]` (of `others[-1 - rows]` where negative), without a gradient."""
     width = interaction_width(rows.shape[1] + (first is not None), storage.shape[1])
     out = storage.new_empty(rows.shape[0], width, dtype=dtype)
-    forward(None if first is None else first.contiguous(), storage, rows.contiguous(), out)
+    forward(None if first is None else first.contiguous(), storage, rows.contiguous(), out, others)
     return out
 
 
 @dot_interaction_of_rows.register_fake
-def _(first: Tensor | None, storage: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _(first: Tensor | None, storage: Tensor, rows: Tensor, others: Tensor | None, dtype: torch.dtype) -> Tensor:
     width = interaction_width(rows.shape[1] + (first is not None), storage.shape[1])
     return storage.new_empty(rows.shape[0], width, dtype=dtype)

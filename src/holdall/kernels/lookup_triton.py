@@ -51,19 +51,105 @@ def _pool_kernel(  # type: ignore[no-untyped-def]
     longest = tl.max(length, axis=0)
     total = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     step = tl.zeros_like(longest)
+    lookup = start  # counted on: Triton 3.6 and 3.7 fail to compile `rows + start + step` where dim is 16 or 32
     while step < longest:
         reads = inside & (step < length)
-        row = tl.load(rows + start + step, mask=reads, other=0).to(tl.int64)
+        row = tl.load(rows + lookup, mask=reads, other=0).to(tl.int64)
         mask = reads[:, None] & (column < dim)[None, :]
         values = tl.load(storage + row[:, None] * dim + column[None, :], mask=mask, other=0.0).to(tl.float32)
         if WEIGHTED:
-            values *= tl.load(weights + start + step, mask=reads, other=0.0).to(tl.float32)[:, None]
+            values *= tl.load(weights + lookup, mask=reads, other=0.0).to(tl.float32)[:, None]
         total += values
         step += 1
+        lookup += 1
     if MEAN:
         total /= tl.maximum(length, 1).to(tl.float32)[:, None]
     mask = inside[:, None] & (column < dim)[None, :]
     tl.store(out + place[:, None] * dim + column[None, :], total.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _place_kernel(  # type: ignore[no-untyped-def]
+    storage, values, info, rows, out, num_lookups, source_stride, sample_stride, out_columns, dim,
+    COLUMNS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    lookup = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
+    inside = lookup < num_lookups
+    sample = lookup // COLUMNS
+    line = info + (lookup - sample * COLUMNS) * 3
+    source = tl.load(line, mask=inside, other=0)
+    target = tl.load(line + 1, mask=inside, other=0)
+    start = tl.load(line + 2, mask=inside, other=0)
+    number = tl.load(values + source * source_stride + sample * sample_stride, mask=inside, other=0).to(tl.int64)
+    row = start + number
+    tl.store(rows + lookup, row.to(rows.dtype.element_ty), mask=inside)
+    column = tl.arange(0, BLOCK_D)
+    mask = inside[:, None] & (column < dim)[None, :]
+    vectors = tl.load(storage + row[:, None] * dim + column[None, :], mask=mask)
+    place = (sample * out_columns + target) * dim
+    tl.store(out + place[:, None] + column[None, :], vectors.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _number_kernel(  # type: ignore[no-untyped-def]
+    values, info, rows, num_lookups, source_stride, sample_stride, num_others, COLUMNS: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    lookup = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
+    inside = lookup < num_lookups
+    sample = lookup // COLUMNS
+    line = info + (lookup - sample * COLUMNS) * 3
+    source = tl.load(line, mask=inside, other=0)
+    other = tl.load(line + 1, mask=inside, other=0)
+    start = tl.load(line + 2, mask=inside, other=0)
+    number = tl.load(values + source * source_stride + sample * sample_stride, mask=inside, other=0).to(tl.int64)
+    row = tl.where(start >= 0, start + number, -1 - (sample * num_others + other))
+    tl.store(rows + lookup, row.to(rows.dtype.element_ty), mask=inside)
+
+
+def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> Tensor:
+    """Write rows of `storage` [R, D] for ids `values` [F, B] into columns of `out` [B, F', D], in its type.
+
+    A line (source, target, start) of `info` [n, 3] says: for ids of `values[source]`, write row `start + id` to
+    `out[:, target]`. Other columns are left alone. Returns the row numbers [B, n].
+    """
+    size, (num_rows, dim) = values.shape[1], storage.shape
+    rows = torch.empty(size, len(info), dtype=torch.int32 if num_rows < 2**31 else torch.int64, device=out.device)
+    if rows.numel():
+        block_d = triton.next_power_of_2(dim)
+        block_l = max(1, ELEMENTS // block_d)
+        _place_kernel[(triton.cdiv(rows.numel(), block_l),)](
+            storage,
+            values,
+            info,
+            rows,
+            out,
+            rows.numel(),
+            *values.stride(),
+            out.shape[1],
+            dim,
+            COLUMNS=len(info),
+            BLOCK_L=block_l,
+            BLOCK_D=block_d,
+            num_warps=4,
+        )
+    return rows
+
+
+def row_numbers(values: Tensor, info: Tensor, num_others: int, num_rows: int) -> Tensor:
+    """Rows [B, n] that vectors are read from, for lines (source, other, start) of `info` [n, 3].
+
+    That is row `start + id` of a storage of `num_rows` or, where `start` is negative, -1 - k for row
+    k = sample * num_others + other of a second one.
+    """
+    rows = torch.empty(values.shape[1], len(info), dtype=torch.int32, device=values.device)
+    if max(num_rows, values.shape[1] * num_others) >= 2**31:
+        rows = rows.long()
+    if rows.numel():
+        grid = (triton.cdiv(rows.numel(), 1024),)
+        shared = (rows.numel(), *values.stride(), num_others)
+        _number_kernel[grid](values, info, rows, *shared, COLUMNS=len(info), BLOCK_L=1024, num_warps=4)
+    return rows
 
 
 def gather(storage: Tensor, rows: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

@@ -13,14 +13,17 @@ Bytes: gradients once, touched rows and their state read and written once, 2 * L
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.stochastic import FORMATS
 
-OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3}
+OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "norm": 4}
 ELEMENTS = {"sgd": 4096, "adagrad": 2048, "rowwise_adagrad": 4096, "adam": 2048}
 """Numbers a program of one warp holds, as many as leave registers for the rows and their state. 1.7 million lookups,
 dim 128, SGD, on an H200, sort included: 0.96 ms with 1024, 0.72 with 2048, 0.61 with 4096, 3.2 with 8192."""
@@ -38,25 +41,44 @@ def _later(flag_a, value_a, flag_b, value_b):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _rounded(value, weight, seed, position, STOCHASTIC: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 `value` in the type of `weight`'s elements; up or down at random, in proportion, if asked (bfloat16)."""
-    if STOCHASTIC:
-        noise = tl.randint(seed, position).to(tl.uint32, bitcast=True) & 0xFFFF
-        bits = (value.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
-        value = bits.to(tl.float32, bitcast=True)
-    return value.to(weight.dtype.element_ty)
+def _mix(x):  # type: ignore[no-untyped-def]
+    """`stochastic._mixed` of uint32 numbers."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _rounded(value, cell, key, FRACTION: tl.constexpr, LEAST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 `value` rounded to FRACTION bits up or down at random, as `stochastic.round_stochastically` does it."""
+    low = tl.load(key).to(tl.uint32)
+    high = tl.load(key + 1).to(tl.uint32)
+    noise = _mix(_mix(cell.to(tl.uint32) ^ low) + (cell >> 32).to(tl.uint32) * 0x9E3779B9 + high)
+    exponent = tl.maximum((value.to(tl.int32, bitcast=True) >> 23) & 0xFF, LEAST) - FRACTION
+    unit = (exponent << 23).to(tl.float32, bitcast=True)
+    per_unit = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    DROPPED: tl.constexpr = 23 - FRACTION
+    draw = (noise & ((1 << DROPPED) - 1)).to(tl.int32).to(tl.float32) * (1.0 / (1 << DROPPED))
+    return tl.floor(value * per_unit + draw) * unit
 
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    weight, state, second_state, row, mask_row, grad, dim, lr, eps, beta1, beta2, correction1, correction2, seed,
-    OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK_D: tl.constexpr,
+    weight, state, second_state, row, mask_row, grad, dim, lr, eps, beta1, beta2, correction1, correction2, rates,
+    scale, key, OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Apply summed gradients `grad` [K, BLOCK_D] to the rows `row` [K] where `mask_row`."""
     column = tl.arange(0, BLOCK_D)
     mask = mask_row[:, None] & (column < dim)[None, :]
     cell = row[:, None] * dim + column[None, :]
     old = tl.load(weight + cell, mask=mask, other=0.0).to(tl.float32)
+    if DEVICE_RATES:
+        lr = tl.load(rates)
+        correction1 = tl.load(rates + 1)
+        correction2 = tl.load(rates + 2)
+    if SCALED:
+        grad *= tl.load(scale)
     if OPTIMIZER == 0:
         new = old - lr * grad
     if OPTIMIZER == 1:
@@ -74,15 +96,18 @@ def _update(  # type: ignore[no-untyped-def]
         tl.store(state + cell, first, mask=mask)
         tl.store(second_state + cell, second, mask=mask)
         new = old - lr * (first / correction1) / (tl.sqrt(second / correction2) + eps)
-    tl.store(weight + cell, _rounded(new, weight, seed, cell, STOCHASTIC), mask=mask)
+    if FRACTION > 0:
+        new = _rounded(new, cell, key, FRACTION, LEAST)
+    tl.store(weight + cell, new.to(weight.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _sum_runs_kernel(  # type: ignore[no-untyped-def]
     ids, order, bag_of, lookup_weights, grads, partial, begun, num_begun, weight, state, second_state, num_lookups, dim,
-    lr, eps, beta1, beta2, correction1, correction2, seed,
-    HAS_BAGS: tl.constexpr, WEIGHTED: tl.constexpr, OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, LONG_RUN: tl.constexpr,
+    lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
+    HAS_BAGS: tl.constexpr, WEIGHTED: tl.constexpr, OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr,
+    LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr, SCALED: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_D: tl.constexpr, LONG_RUN: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0).to(tl.int64)
     position = block * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -123,18 +148,23 @@ def _sum_runs_kernel(  # type: ignore[no-untyped-def]
         slot = tl.atomic_add(num_begun + is_long.to(tl.int32), 1)
         slot = tl.where(is_long, tl.num_programs(0) - 1 - slot, slot)
         tl.store(begun + slot, block.to(tl.int32))
-    _update(
-        weight, state, second_state, row, ends & (row != entering), sums, dim, lr, eps, beta1, beta2, correction1,
-        correction2, seed, OPTIMIZER, STOCHASTIC, BLOCK_D,
-    )  # fmt: skip
+    complete = ends & (row != entering)
+    if OPTIMIZER == 4:
+        tl.store(state + block, tl.sum(tl.where(complete[:, None], sums * sums, 0.0)))
+    else:
+        _update(
+            weight, state, second_state, row, complete, sums, dim, lr, eps, beta1, beta2, correction1, correction2,
+            rates, scale, key, OPTIMIZER, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+        )  # fmt: skip
 
 
 @triton.jit
 def _finish_runs_kernel(  # type: ignore[no-untyped-def]
     ids, partial, begun, num_begun, weight, state, second_state, num_lookups, dim,
-    lr, eps, beta1, beta2, correction1, correction2, seed,
-    OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr, FROM_BACK: tl.constexpr,
+    lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
+    OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
+    SCALED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
+    FROM_BACK: tl.constexpr,
 ):  # fmt: skip
     """Add up the runs that begin in one block and go on in the next, and update their rows."""
     item = tl.program_id(0)
@@ -157,50 +187,84 @@ def _finish_runs_kernel(  # type: ignore[no-untyped-def]
             mask = (first == row)[:, None] & (column < dim)[None, :]
             sums += tl.load(partial + (2 * other)[:, None] * dim + column[None, :], mask=mask, other=0.0)
         total += tl.sum(sums, axis=0)
-        one = tl.zeros([1], dtype=tl.int64)
-        _update(
-            weight, state, second_state, row + one, one == 0, total[None, :], dim, lr, eps, beta1, beta2, correction1,
-            correction2, seed, OPTIMIZER, STOCHASTIC, BLOCK_D,
-        )  # fmt: skip
+        if OPTIMIZER == 4:
+            tl.store(state + tl.cdiv(num_lookups, BLOCK_K) + block, tl.sum(total * total))
+        else:
+            one = tl.zeros([1], dtype=tl.int64)
+            _update(
+                weight, state, second_state, row + one, one == 0, total[None, :], dim, lr, eps, beta1, beta2,
+                correction1, correction2, rates, scale, key, OPTIMIZER, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+            )  # fmt: skip
         item += tl.num_programs(0)
 
 
-def update_rows(
+def update_rows(optimizer: str, weight: Tensor, gradient: RowGradient, *states: Tensor, **settings: Any) -> None:
+    """Sum `gradient` by row and apply the optimizer (see `row_update`) to the rows of `weight` [R, D] it touches.
+
+    `states` are the optimizer's, as the functions of `row_update` take them, in float32; settings as
+    `update_sorted_rows` takes them.
+    """
+    if gradient.ids.numel():
+        ids, order = sorted_ids(gradient, weight.shape[0])
+        update_sorted_rows(optimizer, weight, ids, order, gradient, *states, **settings)
+
+
+def sorted_ids(gradient: RowGradient, num_rows: int) -> tuple[Tensor, Tensor]:
+    """The row numbers in ascending order, and the lookup that each came from."""
+    ids, order = torch.sort(gradient.ids.int() if num_rows < 2**31 else gradient.ids, stable=True)
+    return ids, order
+
+
+def update_sorted_rows(
     optimizer: str,
     weight: Tensor,
+    ids: Tensor,
+    order: Tensor,
     gradient: RowGradient,
     *states: Tensor,
-    lr: float,
+    lr: float = 0.0,
     eps: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     step: int = 1,
-    stochastic_seed: int | None = None,
+    rates: Tensor | None = None,
+    scale: Tensor | None = None,
+    stochastic: Tensor | None = None,
 ) -> None:
-    """Sum `gradient` by row and apply the optimizer (see `row_update`) to the rows of `weight` [R, D] it touches.
+    """`update_rows` where `gradient.ids[order]` is sorted already, as `ids`; `gradient.ids` itself is not read.
 
-    `states` are the optimizer's, as the functions of `row_update` take them, in float32. With `stochastic_seed`, new
-    values of a bfloat16 storage are rounded up or down at random, so that small updates are not lost.
+    What changes from step to step may lie on the device, for a step that is captured in a graph: `rates` [3] holds lr,
+    1 - beta1^step and 1 - beta2^step instead of `lr` and `step`. Gradients are multiplied by `scale` [1] where given.
+    With `stochastic` [2], the `stochastic.keys` of this step as int64, new values of a storage of two-byte numbers are
+    rounded up or down at random, so that small updates are not lost.
     """
-    num_lookups, dim = gradient.ids.numel(), weight.shape[1]
+    num_lookups, dim = order.numel(), weight.shape[1]
     if num_lookups == 0:
         return
-    ids, order = torch.sort(gradient.ids.int() if weight.shape[0] < 2**31 else gradient.ids, stable=True)
     grads = gradient.grad.contiguous()
     block_d = triton.next_power_of_2(dim)
-    block_k = max(1, min(128, ELEMENTS[optimizer] // block_d))
+    block_k = _lookups_a_block(optimizer, dim)
     num_blocks = triton.cdiv(num_lookups, block_k)
     partial = torch.empty(num_blocks, 2, dim, dtype=torch.float32, device=weight.device)
     begun = torch.empty(num_blocks, dtype=torch.int32, device=weight.device)
     num_begun = torch.zeros(2, dtype=torch.int32, device=weight.device)
-    rates = (lr, eps, betas[0], betas[1], 1.0 - betas[0] ** step, 1.0 - betas[1] ** step, stochastic_seed or 0)
     state = states[0] if states else weight
-    second = states[1] if len(states) > 1 else state
+    scalars = (
+        lr, eps, betas[0], betas[1], 1.0 - betas[0] ** step, 1.0 - betas[1] ** step,
+        partial if rates is None else rates, partial if scale is None else scale,
+        order if stochastic is None else stochastic,
+    )  # fmt: skip
+    rounds = stochastic is not None and weight.dtype in FORMATS
+    fraction, least = FORMATS[weight.dtype] if rounds else (0, 0)
     shared = {
         "OPTIMIZER": OPTIMIZERS[optimizer],
-        "STOCHASTIC": stochastic_seed is not None and weight.dtype == torch.bfloat16,
+        "FRACTION": fraction,
+        "LEAST": least,
+        "DEVICE_RATES": rates is not None,
+        "SCALED": scale is not None,
         "BLOCK_K": block_k,
         "BLOCK_D": block_d,
     }
+    storage = (weight, state, states[1] if len(states) > 1 else state)
     _sum_runs_kernel[(num_blocks,)](
         ids,
         order,
@@ -210,12 +274,10 @@ def update_rows(
         partial,
         begun,
         num_begun,
-        weight,
-        state,
-        second,
+        *storage,
         num_lookups,
         dim,
-        *rates,
+        *scalars,
         HAS_BAGS=gradient.bag_of is not None,
         WEIGHTED=gradient.weights is not None,
         LONG_RUN=LONG_RUN,
@@ -229,14 +291,26 @@ def update_rows(
             partial,
             begun,
             num_begun,
-            weight,
-            state,
-            second,
+            *storage,
             num_lookups,
             dim,
-            *rates,
+            *scalars,
             BLOCK_C=max(2, min(runs["blocks"], runs["blocks"] * 128 // block_d)),
             FROM_BACK=runs is LONG_RUNS,
             num_warps=runs["num_warps"],
             **shared,
         )
+
+
+def _lookups_a_block(optimizer: str, dim: int) -> int:
+    elements = ELEMENTS["sgd" if optimizer == "norm" else optimizer]
+    return max(1, min(128, elements // triton.next_power_of_2(dim)))
+
+
+def squared_norm(ids: Tensor, order: Tensor, gradient: RowGradient) -> Tensor:
+    """Sum of the squares of the summed gradients of all rows, a 0-dim tensor, without writing those sums anywhere."""
+    num_blocks = triton.cdiv(order.numel(), _lookups_a_block("norm", gradient.grad.shape[1]))
+    squares = torch.zeros(2 * num_blocks, dtype=torch.float32, device=order.device)  # of runs in a block, of others
+    placeholder = squares.new_empty(0, gradient.grad.shape[1])
+    update_sorted_rows("norm", placeholder, ids, order, gradient, squares)
+    return squares.sum()

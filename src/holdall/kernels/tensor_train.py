@@ -13,6 +13,8 @@ fast       Computes each distinct prefix once, in both passes (Eff-TT of EL-Rec)
            the gradient of the slice comes out of it already summed. Neither a core slice nor its gradient is ever
            copied per id. With P distinct prefixes of U distinct ids, three cores of rank R and dim = d1*d2*d3, the
            forward takes 2*R*(P*d1*d2*R + U*dim) flops, the backward twice that.
+
+A third, for trains of three cores on a GPU, is the fast one in Triton: `holdall.kernels.tensor_train_triton`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from holdall.eager import eager
+from holdall.kernels.path import Path as KernelPath
+from holdall.kernels.path import takes_triton
 
-Path = Literal["auto", "reference", "fast"]
+Path = Literal["auto", "reference", "fast", "triton"]
 
 # Most elements that the gathered prefixes of one block of ids may have: 64 MB in float32.
 BLOCK_ELEMENTS = 2**24
@@ -55,15 +59,49 @@ def row_digits(ids: Tensor, row_shape: Sequence[int]) -> list[Tensor]:
 def tensor_train_rows(ids: Tensor, cores: Sequence[Tensor], path: Path = "auto") -> Tensor:
     """Rows [U, d_1*...*d_N] of 1-D int64 ids, which may repeat and come in any order.
 
-    `auto` takes the fast path for all but a handful of ids. The fast path computes in the type of the cores, whatever
-    autocast says, and can be differentiated once.
+    `auto` takes Triton's kernels where they are to be had (`kernel_path`) and fit, else the fast path for all but a
+    handful of ids. Both compute in the type of the cores, whatever autocast says, and can be differentiated once.
     """
+    if ids.numel() == 0:
+        return reference_rows(ids, cores)
+    if uses_triton(cores, path):
+        return triton_vectors(ids, [cores])
     if path == "auto":
         num_elements = ids.numel() * max(core[0].numel() for core in cores)
         path = "reference" if num_elements <= REFERENCE_ELEMENTS else "fast"
-    if path == "reference" or ids.numel() == 0:
-        return reference_rows(ids, cores)
-    return _fast_rows(ids, *cores)
+    return reference_rows(ids, cores) if path == "reference" else _fast_rows(ids, *cores)
+
+
+def uses_triton(cores: Sequence[Tensor], path: Path = "auto") -> bool:
+    """Whether rows of this train come from Triton's kernels; an error where they were asked for and cannot."""
+    if path in ("reference", "fast"):
+        return False
+    choice: KernelPath | None = "triton" if path == "triton" else None
+    return takes_triton("the tensor-train lookup", cores[1], choice, fits=_fits_triton(cores))
+
+
+def _fits_triton(cores: Sequence[Tensor]) -> bool:
+    """Three cores of float32 on one device, a train and no ring, with dims that fit a tile."""
+    if len(cores) != 3 or cores[0].shape[1] != 1 or cores[2].shape[3] != 1:
+        return False
+    d1, d2, d3 = (core.shape[2] for core in cores)
+    small = d1 <= 32 and d1 * d2 <= 128 and d3 <= 128 and d1 * d2 * d3 <= 2048
+    return small and all(core.dtype == torch.float32 and core.device == cores[0].device for core in cores)
+
+
+@eager  # Triton's launches are not traced
+def triton_vectors(
+    ids: Tensor,
+    trains: Sequence[Sequence[Tensor]],
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    mean: bool = False,
+) -> Tensor:
+    """`tensor_train_triton.train_vectors`: rows, or bags, of one train or several in one call."""
+    from holdall.kernels.tensor_train_triton import train_vectors
+
+    return train_vectors(ids, trains, offsets, weights, mean=mean)
 
 
 def reference_rows(ids: Tensor, cores: Sequence[Tensor]) -> Tensor:

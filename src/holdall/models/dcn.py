@@ -61,8 +61,11 @@ class DCNConfig(ModelConfig):
         fused: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> DCN:
-        bags = build_bags(schema, self.dim, method, fused=fused, generator=generator, device=device)
+        bags = build_bags(
+            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
+        )
         return DCN(self, bags, schema.num_dense, generator=generator, device=device)
 
 

@@ -47,8 +47,11 @@ class DLRMConfig(ModelConfig):
         fused: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> DLRM:
-        bags = build_bags(schema, self.dim, method, fused=fused, generator=generator, device=device)
+        bags = build_bags(
+            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
+        )
         return DLRM(self, bags, schema.num_dense, generator=generator, device=device)
 
 
@@ -80,17 +83,18 @@ class DLRM(Model):
         self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
 
     def lookup(self, batch: Batch) -> LookedUp:
-        """Vectors [B, F, D]; where nothing is learned and a kernel can fetch them, `(storage [R, D], rows [B, F])`."""
+        """Vectors [B, F, D]; where nothing is learned and a kernel can fetch them, what `packed_rows` says of them."""
         if self.config.interaction == "dot" and not torch.is_grad_enabled():
             packed = self.bags.packed_rows(batch.ids)
             if packed is not None:
                 return packed
         return super().lookup(batch)
 
-    def score(self, dense_BN: Tensor, looked_up: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    def score(self, dense_BN: Tensor, looked_up: Tensor | tuple[Tensor, ...]) -> Tensor:
         first_BD = None if self.bottom is None else self.bottom(dense_BN)
         if isinstance(looked_up, tuple):
-            features = dot_interaction_of_rows(*looked_up, first_BD)
+            storage, rows, *others = looked_up
+            features = dot_interaction_of_rows(storage, rows, first_BD, *others)
         elif self.config.interaction == "dot":
             features = dot_interaction(looked_up, first_BD)
         else:

@@ -41,6 +41,13 @@ class Model(nn.Module):
         return self.score(batch.dense, self.lookup(batch))
 
 
+def batch_device(model: nn.Module) -> torch.device:
+    """Where a model takes its batches: where its dense part is; its tables may be elsewhere."""
+    tables = {id(p) for module in model.modules() if isinstance(module, EmbeddingBags) for p in module.parameters()}
+    devices = [parameter.device for parameter in model.parameters() if id(parameter) not in tables]
+    return devices[0] if devices else next(model.parameters()).device
+
+
 class ModelConfig(ABC):
     """Sizes of a model, apart from what the data set decides. Subclasses are frozen dataclasses."""
 
@@ -67,8 +74,12 @@ class ModelConfig(ABC):
         fused: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> Model:
-        """The model for a data set, freshly initialised, its tables stored by `method` (dense when None)."""
+        """The model for a data set, freshly initialised, its tables stored by `method` (dense when None).
+
+        Dense tables may lie elsewhere than the rest (`dense_device`), or nowhere yet (`meta`).
+        """
 
     def scaled(self, factor: float) -> Self:
         """The same model with hidden layers `factor` times as wide (rounded, at least 1); tables keep their dim."""

@@ -75,9 +75,12 @@ class NCFConfig(ModelConfig):
         fused: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> NCF:
         pairs = self._pairs(schema)
-        bags = build_bags(pairs, self.dim, method, fused=fused, generator=generator, device=device)
+        bags = build_bags(
+            pairs, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
+        )
         positions = [schema.features.index(feature) for feature in pairs.features]
         return NCF(self, bags, positions, generator=generator, device=device)
 

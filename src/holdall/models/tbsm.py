@@ -70,11 +70,14 @@ class TBSMConfig(ModelConfig):
         fused: bool = True,
         generator: torch.Generator | None = None,
         device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> TBSM:
         roles = FeatureRoles.of(schema)
         longest = max(schema.features[position].max_length or self.length for position in roles.history)
         config = replace(self, length=min(self.length, longest))
-        bags = build_bags(schema, self.dim, method, fused=fused, generator=generator, device=device)
+        bags = build_bags(
+            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
+        )
         return TBSM(config, bags, roles, schema.num_dense, generator=generator, device=device)
 
 

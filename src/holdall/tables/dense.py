@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from holdall.tables.initial_rows import draw_seed, fill_with_initial_rows
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
 
@@ -45,14 +46,23 @@ class DenseTable(Table):
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.init_std = dense_std(num_rows) if options.init_std is None else options.init_std
+        self.seed: int | None = None
+        """Seed of the initial rows, once they are drawn."""
         self.weight = nn.Parameter(torch.empty(num_rows, dim, dtype=options.dtype, device=options.device))
         if not self.weight.is_meta:
             self.initialize(options.generator)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Draw fresh rows; a table built on the meta device is initialised once it has storage."""
-        self.weight.normal_(0.0, self.init_std, generator=generator)
+        """Draw a seed, if there is none yet, and give every row its initial values by it (see `initial_rows`).
+
+        A table on the meta device has no rows, but draws its seed.
+        """
+        if self.seed is None:
+            self.seed = draw_seed(generator)
+        if self.weight.is_meta:
+            return
+        fill_with_initial_rows(self.weight, self.seed, self.init_std)
         if self.padding_idx is not None:
             self.weight[self.padding_idx].zero_()
 

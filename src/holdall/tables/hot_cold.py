@@ -103,6 +103,8 @@ class HotColdTable(Table):
             its_padding = padding - start if padding is not None and inside else None
             return of._build(rows, dim, replace(options, init_std=std, padding_idx=its_padding)) if rows else None
 
+        self.fixed_shapes: bool | None = None
+        """Whether `_rows` makes both rows of every id and picks one, without a look at the ids; on a GPU when None."""
         self.hot = part(Dense(), 0, self.hot_rows)
         self.cold = part(method.cold, self.hot_rows, num_cold)
 
@@ -111,6 +113,8 @@ class HotColdTable(Table):
             only = self.hot or self.cold
             assert only is not None
             return only._rows(ids)
+        if self._has_fixed_shapes(ids) and ids.numel():
+            return self._rows_of_both(ids)
         is_hot = ids < self.hot_rows
         num_hot = int(is_hot.sum())
         order = None
@@ -124,6 +128,29 @@ class HotColdTable(Table):
             parts.append(self.cold._rows(ids[num_hot:] - self.hot_rows).to(self._dtype))
         rows = parts[0] if len(parts) == 1 else torch.cat(parts)
         return rows if order is None else rows.index_select(0, _inverse(order))
+
+    def _has_fixed_shapes(self, ids: Tensor) -> bool:
+        return ids.is_cuda if self.fixed_shapes is None else self.fixed_shapes
+
+    def _rows_of_both(self, ids: Tensor) -> Tensor:
+        """`_rows` in shapes that do not depend on the ids, so that nothing waits for a GPU and a graph can hold it.
+
+        An id takes a row it does not use from either part; that row gets a gradient of zero. It is one that another id
+        uses, so that lazy optimizers touch no other rows (the first, in a batch whose ids are all hot or all cold).
+        """
+        assert self.hot is not None
+        assert self.cold is not None
+        is_hot = ids < self.hot_rows
+        lowest, highest = torch.aminmax(ids)
+        in_hot = torch.where(is_hot, ids, torch.where(lowest < self.hot_rows, lowest, 0))
+        in_cold = (torch.where(is_hot, highest, ids) - self.hot_rows).clamp_(min=0)
+        return torch.where(is_hot[:, None], self.hot._rows(in_hot), self.cold._rows(in_cold).to(self._dtype))
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        plain = offsets is None and per_sample_weights is None and self.padding_idx is None
+        if plain and input.dim() == 2 and input.shape[1] == 1 and self._has_fixed_shapes(input):
+            return self._rows(self._checked(input).reshape(-1))  # finding distinct ids would wait for the GPU
+        return super().forward(input, offsets, per_sample_weights)
 
     @property
     def _dtype(self) -> torch.dtype:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from holdall.errors import ConfigError
 from holdall.tables.dense import DenseTable
 from holdall.tables.fitting import check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require
+from holdall.tables.quantized import Quantized
 from holdall.tables.table import Table
 
 
@@ -27,19 +28,29 @@ class MixedDimension(Method):
     """`row_i = N[i] @ P` with a narrow N [num_rows, k] and one projection P [k, dim]; no projection when k >= dim.
 
     The table has rank k. It takes `k * (num_rows + dim)` numbers, and `2 * k * dim` flops a row: in sum and mean mode
-    narrow rows are pooled before they are widened, so that is per bag.
+    narrow rows are pooled before they are widened, so that is per bag. With `bits`, a narrow row takes
+    `k * bits / 8 + 8` bytes.
     """
 
     name: ClassVar[str] = "mixed_dimension"
 
     dim: int
     """Width k of the stored rows."""
+    bits: Literal[8, 4] | None = None
+    """Bits of a number of the narrow rows, rounded as `Quantized` does; such rows are fitted and not trained, the
+    projection may be. None: narrow rows as they are."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
+        require(self.bits in (8, 4, None), self.name, f"bits must be 8, 4 or none, not {self.bits!r}")
 
     def num_parameters(self, num_rows: int, dim: int) -> int:
-        return num_rows * dim if self.dim >= dim else self.dim * (num_rows + dim)
+        width, projection = (dim, 0) if self.dim >= dim else (self.dim, self.dim * dim)
+        return projection if self.bits else num_rows * width + projection
+
+    def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
+        rounded = Quantized(bits=self.bits).num_bytes(num_rows, min(self.dim, dim), dtype) if self.bits else 0
+        return rounded + super().num_bytes(num_rows, dim, dtype)
 
     def _build(self, num_rows: int, dim: int, options: TableOptions) -> MixedDimensionTable:
         return MixedDimensionTable(self, num_rows, dim, options)
@@ -56,7 +67,7 @@ class MixedDimension(Method):
 
 
 class MixedDimensionTable(Table):
-    """`narrow`, a dense table [num_rows, k] with sparse gradients, and `projection` [k, dim] with dense ones.
+    """`narrow`, a table [num_rows, k], dense with sparse gradients or rounded, and `projection` [k, dim].
 
     Fresh rows are exactly Gaussian: N is, and the columns of P have one norm. Both have the same root mean square, so
     that neither is left behind by an optimizer that treats numbers alike.
@@ -68,7 +79,12 @@ class MixedDimensionTable(Table):
         width = min(method.dim, dim)
         if width < dim:
             std = (std / width**0.5) ** 0.5
-        self.narrow = DenseTable(method, num_rows, width, replace(options, init_std=std))
+        options = replace(options, init_std=std)
+        self.narrow: Table
+        if method.bits:
+            self.narrow = Quantized(bits=method.bits)._build(num_rows, width, options)
+        else:
+            self.narrow = DenseTable(method, num_rows, width, options)
         self.narrow.check_bounds = False  # checked here
         self.projection: nn.Parameter | None = None
         if width < dim:
@@ -88,7 +104,7 @@ class MixedDimensionTable(Table):
         return narrow if self.projection is None else narrow @ self.projection
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
-        return {"narrow.weight": self.narrow.weight}
+        return {f"narrow.{name}": parameter for name, parameter in self.narrow.row_parameters().items()}
 
     @classmethod
     @torch.no_grad()
@@ -96,7 +112,8 @@ class MixedDimensionTable(Table):
         """The truncated SVD, which is the best fit of its rank, from two passes over blocks of rows.
 
         The first sums the Gram matrix [dim, dim], whose top k eigenvectors V are the projection; the second projects.
-        Memory is one block. As in a fresh table the scale is shared evenly by the two factors.
+        Memory is one block, and the narrow rows where they are to be rounded. As in a fresh table the scale is shared
+        evenly by the two factors.
         """
         assert isinstance(table, MixedDimensionTable)
         check_shape(weight, table)
@@ -111,8 +128,12 @@ class MixedDimensionTable(Table):
             scale = (narrow_rms * table.dim**0.5) ** 0.5 or 1.0  # eigenvectors have a root mean square of dim**-0.5
             table.projection.copy_(eigenvectors[:, -width:].T * scale)
             directions = eigenvectors[:, -width:] / scale
-        for ids, rows in row_blocks(weight, table.device):
-            table.narrow.weight[ids] = (rows @ directions).to(table.narrow.weight.dtype)
+        if isinstance(table.narrow, DenseTable):
+            for ids, rows in row_blocks(weight, table.device):
+                table.narrow.weight[ids] = (rows @ directions).to(table.narrow.weight.dtype)
+        else:
+            narrow = [(rows @ directions).to(weight.dtype) for _, rows in row_blocks(weight, table.device)]
+            type(table.narrow).from_dense(torch.cat(narrow), table.narrow)
         table.fit_error = relative_error(weight, table)
         return table
 

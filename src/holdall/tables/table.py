@@ -67,6 +67,14 @@ class Table(nn.Module):
         """Rows [T, L, dim] of T tables of one `batch_key` for ids [T, L]."""
         return torch.stack([table.rows(line) for table, line in zip(tables, ids, strict=True)])
 
+    @staticmethod
+    def pool_many(tables: Sequence[Any], ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor | None:
+        """Pooled bags [B, T, dim] of T tables of one `batch_key` and mode; None: one table after the other.
+
+        Bags lie table-major: `offsets` [T * B + 1] of ids [L], or one id a bag when None; `weights` [L].
+        """
+        return None
+
     def rows(self, ids: Tensor) -> Tensor:
         """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`."""
         ids = self._checked(ids)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from holdall.kernels.repeat_rows import rows_of_distinct
-from holdall.kernels.tensor_train import Path, row_digits, tensor_train_rows
+from holdall.kernels.tensor_train import Path, row_digits, tensor_train_rows, triton_vectors, uses_triton
 from holdall.tables.fitting import check_shape, relative_error
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
@@ -140,9 +140,29 @@ class TensorTrainTable(Table):
     def _rows(self, ids: Tensor) -> Tensor:
         return tensor_train_rows(ids, list(self.cores), self.path)
 
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """As every table; on Triton's path sums and means are made without asking the device how many ids differ."""
+        pools = self.mode != "max" and self.padding_idx is None and input.numel() > 0
+        if not pools or (per_sample_weights is not None and per_sample_weights.requires_grad):
+            return super().forward(input, offsets, per_sample_weights)
+        if not uses_triton(list(self.cores), self.path):
+            return super().forward(input, offsets, per_sample_weights)
+        train, weights = list(self.cores), per_sample_weights
+        if offsets is None and weights is None and input.dim() == 2 and input.shape[1] == 1:
+            ids = self._checked(input) if self.check_bounds else input  # the kernels take int32 as it is
+            return triton_vectors(ids.reshape(-1), [train])
+        if self.check_bounds or offsets is None:
+            input, offsets = self._bags(input, offsets, weights)
+        if not self.include_last_offset:
+            offsets = nn.functional.pad(offsets, (0, 1), value=input.numel())
+        weights = None if weights is None else weights.reshape(-1)
+        return triton_vectors(input, [train], offsets, weights, mean=self.mode == "mean").squeeze(1)
+
     def batch_key(self) -> Hashable | None:
-        if self.padding_idx is not None or self.path != "auto":
+        if self.padding_idx is not None or self.path not in ("auto", "triton"):
             return None
+        if uses_triton(list(self.cores), self.path):
+            return ("triton", *((core.shape[2], core.dtype, core.device) for core in self.cores))
         return tuple((tuple(core.shape[1:]), core.dtype, core.device) for core in self.cores)
 
     @staticmethod
@@ -150,7 +170,10 @@ class TensorTrainTable(Table):
         """Several trains are one train whose cores lie one below the other, with digits counted on from table to table.
 
         So the fixed cost of finding prefixes is paid once; joining the cores copies them, a few hundred KB a table.
+        Triton's kernels read the cores where they are, whatever their ranks.
         """
+        if uses_triton(list(tables[0].cores), tables[0].path):
+            return triton_vectors(ids.reshape(-1), [list(table.cores) for table in tables]).view(*ids.shape, -1)
         cores = [torch.cat(parts) for parts in zip(*(table.cores for table in tables), strict=True)]
         starts = [0] * len(cores)
         lines = []
@@ -163,6 +186,19 @@ class TensorTrainTable(Table):
             starts = [start + size for start, size in zip(starts, sizes, strict=True)]
         rows = rows_of_distinct(torch.cat(lines), lambda distinct: tensor_train_rows(distinct, cores))
         return rows.view(*ids.shape, -1)
+
+    @staticmethod
+    def pool_many(
+        tables: Sequence[TensorTrainTable], ids: Tensor, offsets: Tensor | None, weights: Tensor | None
+    ) -> Tensor | None:
+        first = tables[0]
+        plain = first.mode == "sum" or (first.mode == "mean" and weights is None)
+        if not plain or (weights is not None and weights.requires_grad):
+            return None
+        if not uses_triton(list(first.cores), first.path):
+            return None
+        weights = None if weights is None else weights.reshape(-1)
+        return triton_vectors(ids, [list(table.cores) for table in tables], offsets, weights, mean=first.mode == "mean")
 
     @classmethod
     def from_dense(cls, weight: Tensor, table: Table) -> Table:

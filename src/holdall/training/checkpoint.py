@@ -32,6 +32,8 @@ from torch import Tensor
 
 from holdall.errors import CheckpointError, ConfigError, HoldallError
 from holdall.files import PARTIAL, atomic_folder, fsync_file, read_json, sha256, write_json
+from holdall.tiers.lazy_tensor import LazyTensor
+from holdall.training.saved_rows import ROWS, VALUES, LazyEntry, TouchedValues, expanded, helpers, put_rows, start_anew
 
 FORMAT = "holdall-checkpoint"
 VERSION = 1
@@ -86,6 +88,9 @@ class Checkpoint:
     manifest: dict[str, Any]
     shards: dict[str, Shard]
     tensors: dict[str, StoredTensor]
+    """As they lie in the shards."""
+    lazy: dict[str, LazyEntry]
+    """Tensors of which only the touched rows are there (see `saved_rows`)."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -95,7 +100,7 @@ class Checkpoint:
 def save(
     folder: Path,
     step: int,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | LazyTensor],
     state: Mapping[str, Any],
     *,
     keep: int = 2,
@@ -104,7 +109,8 @@ def save(
     """Write `folder/step-<step>` and return its path; then remove all but the newest `keep` checkpoints.
 
     `state` is what JSON can hold (configuration, position in the data, metrics); random states go with the tensors.
-    A checkpoint of the same step is replaced. Tensors that share memory are stored once each.
+    A checkpoint of the same step is replaced. Tensors that share memory are stored once each; of lazy ones, the rows
+    that were touched.
     """
     if keep < 1 or shard_bytes < 1:
         raise ConfigError(f"checkpoints need keep >= 1 and shard_bytes >= 1, got {keep} and {shard_bytes}")
@@ -112,15 +118,17 @@ def save(
     folder = Path(folder)
     path = folder / f"step-{step:08d}"
     _remove_unfinished(folder)
+    plain, lazy = expanded(tensors)
     try:
         with atomic_folder(path) as partial:
-            shards, stored = _write_shards(partial, tensors, shard_bytes)
+            shards, stored = _write_shards(partial, plain, shard_bytes)
             manifest = {
                 "format": FORMAT,
                 "version": VERSION,
                 "step": step,
                 "shards": [asdict(shard) for shard in shards],
                 "tensors": {name: asdict(tensor) for name, tensor in stored.items()},
+                "lazy": {name: asdict(entry) for name, entry in lazy.items()},
                 "state": dict(state),
             }
             write_json(partial / MANIFEST, manifest)
@@ -144,7 +152,8 @@ def read(path: Path) -> Checkpoint:
     try:
         shards = {entry["file"]: Shard(**entry) for entry in manifest["shards"]}
         tensors = {name: _stored_tensor(entry) for name, entry in manifest["tensors"].items()}
-        checkpoint = Checkpoint(path, manifest["step"], manifest, shards, tensors)
+        lazy = {name: _lazy_entry(entry) for name, entry in manifest.get("lazy", {}).items()}
+        checkpoint = Checkpoint(path, manifest["step"], manifest, shards, tensors, lazy)
         _check_manifest(checkpoint)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -160,25 +169,43 @@ def load(path: Path, *, prefix: str = "", verify: bool = True) -> tuple[dict[str
     their hashes; sizes are always compared.
     """
     checkpoint = read(path)
-    wanted = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
-    _verify_shards(checkpoint, wanted.values(), hashes=verify)
-    tensors = {name: _allocate(checkpoint.path, name, stored) for name, stored in wanted.items()}
-    _copy_shards(checkpoint, wanted, tensors)
-    return tensors, checkpoint.state
+    tensors = {
+        name: _allocate(checkpoint.path, name, shown.dtype, shown.shape)
+        for name, shown in _shown(checkpoint).items()
+        if name.startswith(prefix)
+    }
+    return tensors, load_into(path, tensors, prefix=prefix, verify=verify)
 
 
-def load_into(path: Path, tensors: Mapping[str, Tensor], *, prefix: str = "", verify: bool = True) -> dict[str, Any]:
+def load_into(
+    path: Path, tensors: Mapping[str, Tensor | LazyTensor], *, prefix: str = "", verify: bool = True
+) -> dict[str, Any]:
     """Copy a checkpoint into existing `tensors`, on any device, and return its state.
 
     Names (those that start with `prefix`), shapes and types must be the same on both sides; nothing is copied
-    otherwise, nor when a shard is damaged. Shards are memory-mapped: no second copy of the state is made.
+    otherwise, nor when a shard is damaged. Shards are memory-mapped: no second copy of the state is made. What was
+    saved of a lazy tensor loads into an ordinary one, and the other way round.
     """
     checkpoint = read(path)
     wanted = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
-    _refuse_mismatch(checkpoint.path, wanted, tensors)
+    lazy = {name: entry for name, entry in checkpoint.lazy.items() if name.startswith(prefix)}
+    _refuse_mismatch(checkpoint.path, {n: s for n, s in _shown(checkpoint).items() if n.startswith(prefix)}, tensors)
     _verify_shards(checkpoint, wanted.values(), hashes=verify)
-    _copy_shards(checkpoint, wanted, tensors)
+    start_anew(tensors, lazy, str(checkpoint.path))
+    rows = {name: _allocate(checkpoint.path, name + ROWS, "int64", wanted[name + ROWS].shape) for name in lazy}
+    _copy_shards(
+        checkpoint, {name + ROWS: wanted[name + ROWS] for name in lazy}, {n + ROWS: t for n, t in rows.items()}
+    )
+    rest = {name: stored for name, stored in wanted.items() if name not in {n + ROWS for n in lazy}}
+    _copy_shards(checkpoint, rest, tensors, rows)
     return checkpoint.state
+
+
+def _shown(checkpoint: Checkpoint) -> dict[str, StoredTensor | LazyEntry]:
+    """The tensors of a checkpoint as they were given to `save`."""
+    hidden = helpers(checkpoint.lazy)
+    plain = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in hidden}
+    return {**plain, **checkpoint.lazy}
 
 
 def latest(folder: Path) -> Path | None:
@@ -191,7 +218,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def _write_shards(
-    folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int
+    folder: Path, tensors: Mapping[str, Tensor | TouchedValues], shard_bytes: int
 ) -> tuple[list[Shard], dict[str, StoredTensor]]:
     plan = _pack(tensors, shard_bytes)
     pieces: dict[str, list[Piece]] = {name: [] for name in tensors}
@@ -212,7 +239,7 @@ def _write_shards(
     return shards, stored
 
 
-def _pack(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, tuple[int, int]]]:
+def _pack(tensors: Mapping[str, Tensor | TouchedValues], shard_bytes: int) -> list[dict[str, tuple[int, int]]]:
     """Which rows of which tensors each shard holds, in order; only tensors larger than a shard are cut.
 
     A cut tensor fills its shards but for less than a row, so two pieces of one tensor never meet in a shard. A row
@@ -235,7 +262,9 @@ def _pack(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, tup
     return shards
 
 
-def _host_rows(tensor: Tensor, start: int, stop: int) -> Tensor:
+def _host_rows(tensor: Tensor | TouchedValues, start: int, stop: int) -> Tensor:
+    if isinstance(tensor, TouchedValues):
+        return tensor.piece(start, stop)
     rows = tensor.detach()
     if rows.dim():
         rows = rows[start:stop]
@@ -334,6 +363,9 @@ def _check_manifest(checkpoint: Checkpoint) -> None:
             row = piece.stop
         if not tensor.pieces or row != (tensor.shape[0] if tensor.shape else 1):
             raise ValueError(f"the pieces of tensor {name!r} do not cover it")
+    for name in helpers(checkpoint.lazy):
+        if name not in checkpoint.tensors:
+            raise ValueError(f"{name!r} is missing")
     stored = sum(tensor.num_bytes for tensor in checkpoint.tensors.values())
     if stored > sum(shard.bytes for shard in checkpoint.shards.values()):
         raise ValueError("the tensors are larger than the shards")
@@ -362,7 +394,9 @@ def _verify_shard(checkpoint: Checkpoint, shard: Shard, hashes: bool) -> None:
         raise CheckpointError(f"{file} cannot be read ({error}): {cure}") from error
 
 
-def _refuse_mismatch(path: Path, stored: Mapping[str, StoredTensor], tensors: Mapping[str, Tensor]) -> None:
+def _refuse_mismatch(
+    path: Path, stored: Mapping[str, StoredTensor | LazyEntry], tensors: Mapping[str, Tensor | LazyTensor]
+) -> None:
     differences = [f"'{name}' is missing from the checkpoint" for name in tensors if name not in stored]
     differences += [f"'{name}' is in the checkpoint only" for name in stored if name not in tensors]
     for name in stored.keys() & tensors.keys():
@@ -379,15 +413,28 @@ def _refuse_mismatch(path: Path, stored: Mapping[str, StoredTensor], tensors: Ma
         )
 
 
-def _allocate(path: Path, name: str, stored: StoredTensor) -> Tensor:
+def _lazy_entry(entry: dict[str, Any]) -> LazyEntry:
+    initial = {"std": float(entry["initial"]["std"]), "seed": int(entry["initial"]["seed"])}
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"a lazy tensor has the unknown type {entry['dtype']!r}")
+    return LazyEntry(entry["dtype"], tuple(int(size) for size in entry["shape"]), initial)
+
+
+def _allocate(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     try:
-        return torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+        return torch.empty(shape, dtype=DTYPES[dtype])
     except (RuntimeError, TypeError) as error:  # torch's own words for out of memory, and for sizes past 2^63
-        raise CheckpointError(f"{path}: no memory for '{name}', which needs {stored.num_bytes} bytes") from error
+        needed = math.prod(shape) * DTYPES[dtype].itemsize
+        raise CheckpointError(f"{path}: no memory for '{name}', which needs {needed} bytes") from error
 
 
-def _copy_shards(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy every piece of `stored` to its place in `tensors`, shard after shard."""
+def _copy_shards(
+    checkpoint: Checkpoint,
+    stored: Mapping[str, StoredTensor],
+    tensors: Mapping[str, Tensor | LazyTensor],
+    rows: Mapping[str, Tensor] = {},
+) -> None:
+    """Copy every piece of `stored` to its place in `tensors`, shard after shard; of lazy ones, to rows `rows[name]`."""
     by_shard: dict[str, list[tuple[str, Piece]]] = {}
     for name, tensor in stored.items():
         for piece in tensor.pieces:
@@ -398,18 +445,36 @@ def _copy_shards(checkpoint: Checkpoint, stored: Mapping[str, StoredTensor], ten
             with safe_open(file, framework="pt") as content, torch.no_grad():
                 for name, piece in pieces:
                     source = content.get_tensor(name)
-                    target = tensors[name].detach()
-                    target = target[piece.start : piece.stop] if target.dim() else target
-                    if source.shape != target.shape or source.dtype != target.dtype:
+                    if not _fits_piece(source, stored[name], piece):
                         raise CheckpointError(
                             f"{file} holds '{name}' as {source.dtype} {list(source.shape)}, not what its manifest "
                             f"says: {_cure(checkpoint.path)}"
                         )
-                    target.copy_(source)
+                    _copy_piece(source, name, piece, tensors, rows)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file} is not a sound safetensors file ({error}): {_cure(checkpoint.path)}"
             ) from error
+
+
+def _fits_piece(source: Tensor, stored: StoredTensor, piece: Piece) -> bool:
+    shape = (piece.stop - piece.start, *stored.shape[1:]) if stored.shape else ()
+    return tuple(source.shape) == shape and source.dtype == DTYPES[stored.dtype]
+
+
+def _copy_piece(
+    source: Tensor, name: str, piece: Piece, tensors: Mapping[str, Tensor | LazyTensor], rows: Mapping[str, Tensor]
+) -> None:
+    lazy = name.removesuffix(VALUES)
+    if lazy != name and lazy in rows:
+        put_rows(tensors[lazy], rows[lazy][piece.start : piece.stop], source)
+        return
+    target = tensors[name]
+    if isinstance(target, LazyTensor):
+        target.write(torch.arange(piece.start, piece.stop), source)
+        return
+    target = target.detach()
+    (target[piece.start : piece.stop] if target.dim() else target).copy_(source)
 
 
 def _cure(path: Path) -> str:

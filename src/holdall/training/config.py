@@ -11,7 +11,8 @@ from holdall.errors import ConfigError, did_you_mean
 from holdall.models import Model, ModelConfig, configuration
 from holdall.schema import Schema
 from holdall.settings import overlay
-from holdall.tables import METHODS, Method, method_from_json
+from holdall.sizes import parse_bytes
+from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
 from holdall.training.optimizers import OptimizerConfig, OptimizerName
 from holdall.training.schedule import Schedule
@@ -47,6 +48,25 @@ class TrainConfig:
     min_rows: int | None = None
     """Tables with fewer rows stay dense: by default those the budget has room for, or below 1,000 rows without one."""
 
+    strategy: Literal["plain", "host", "split", "hot-batches"] = "plain"
+    """Where tables live: plain, on the device; host, on the host and looked up there; split, their --hot-bytes most
+    popular rows on the device and the others on the host; hot-batches, as split, with batches that need no others."""
+    plan: str | None = None
+    """plan.json, as `holdall plan` makes it: decides how and where tables are stored, in the place of --strategy."""
+    hot_bytes: str | None = None
+    """Bytes of hot rows, with their optimizer state, that split and hot-batches keep on the device, such as 256MB."""
+    tail: Literal["host", "disk"] = "host"
+    """Where the rows that are not hot live: in memory, or in files of the run folder, which may be larger than it."""
+    profile: str | None = None
+    """popularity.json of the data set, to choose hot rows by; its training split is counted when absent."""
+    refresh_hot: int | None = None
+    """Steps after which split looks again at which rows are hot, counted while training; never when absent."""
+
+    prefetch: int = 0
+    """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch."""
+    consistency: Literal["exact", "stale"] = "exact"
+    """What a row fetched ahead may miss: nothing (the result is that of --prefetch 0), or the steps in between."""
+
     epochs: int = 1
     """Passes over the training split."""
     steps: int | None = None
@@ -72,13 +92,19 @@ class TrainConfig:
     """Steps over which it falls to 0, as a polynomial; 0 for a constant rate."""
     decay_power: float = 2.0
     """Power of that polynomial."""
+    l2: float = 0.0
+    """Weight of the squared lengths of the vectors a sample looks up, added to its loss, so that rows stay short."""
     clip_norm: float | None = None
     """Largest joint norm of all gradients; larger ones are scaled down."""
 
     evaluate_every: int | None = None
     """Steps between evaluations on the validation split; at the end of each epoch when absent."""
     early_stopping: int | None = None
-    """Stop after so many evaluations without a better logloss, and keep the best model."""
+    """Stop after so many evaluations without a better --best-by on the validation split, and keep the best model."""
+    best_by: Literal["auto", "logloss", "auc", "ndcg", "hr"] = "auto"
+    """What makes a model the best: auto is ndcg (NDCG@K) where the validation split has ranking cases, else logloss."""
+    rank_at: int = 10
+    """K of HR@K and NDCG@K, measured at each evaluation where the validation split has ranking cases; 0: don't."""
 
     save_every: int | None = None
     """Steps between checkpoints; one is always written at the end."""
@@ -92,7 +118,15 @@ class TrainConfig:
     deterministic: bool = False
     """Only operations whose result does not vary: the same run twice gives the same bits."""
     precision: Literal["float32", "bf16"] = "float32"
-    """Arithmetic of the MLPs and the interaction; tables stay in float32."""
+    """Arithmetic of the MLPs and the interaction; tables stay in the type of --table-dtype."""
+    table_dtype: Literal["float32", "bf16", "fp16"] = "float32"
+    """Type in which the rows of dense tables are stored; they are computed with in float32."""
+    stochastic_rounding: bool = False
+    """Round updated bf16 and fp16 rows up or down at random: updates too small for the type then count in the mean."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """Kernels: triton, plain torch, or auto for triton on a GPU where its kernels fit."""
+    cuda_graph: Literal["auto", "on", "off"] = "auto"
+    """Replay a captured step instead of launching its kernels one by one: auto where a step can be captured."""
     compile: bool = False
     """Compile the dense part of the model."""
     device: str = "auto"
@@ -106,14 +140,50 @@ class TrainConfig:
         for name in ("epochs", "batch_size", "negatives", "keep", "log_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
-        for name in ("steps", "evaluate_every", "early_stopping", "save_every"):
+        self._check_strategy()
+        for name in ("steps", "evaluate_every", "early_stopping", "save_every", "refresh_hot"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if not self.l2 >= 0:
+            raise ConfigError(f"--l2 must be 0 or more, not {self.l2}")
+        if self.stochastic_rounding and self.table_dtype == "float32":
+            raise ConfigError(
+                "--stochastic-rounding is for tables in bf16 or fp16: give --table-dtype, or leave it out"
+            )
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"--clip-norm must be above 0, not {self.clip_norm}")
-        if self.seed < 0:
-            raise ConfigError(f"--seed must be 0 or more, not {self.seed}")
+        for name in ("seed", "rank_at"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more, not {getattr(self, name)}")
+        if self.best_by in ("ndcg", "hr") and not self.rank_at:
+            raise ConfigError(f"--best-by {self.best_by} needs ranking, which --rank-at 0 turns off")
+
+    def _check_strategy(self) -> None:
+        needs_hot = self.strategy in ("split", "hot-batches")
+        if self.plan is not None:
+            for name in ("method", "budget", "hot_bytes", "refresh_hot"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--plan decides how tables are stored: leave --{name.replace('_', '-')} out")
+        elif needs_hot and self.hot_bytes is None:
+            raise ConfigError(f"--strategy {self.strategy} needs --hot-bytes, such as --hot-bytes 256MB")
+        if self.hot_bytes is not None:
+            if not needs_hot:
+                raise ConfigError(f"--hot-bytes goes with split and hot-batches, not with --strategy {self.strategy}")
+            parse_bytes(self.hot_bytes)
+        if self.tail != "host" and not needs_hot:
+            raise ConfigError(f"--tail goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.profile is not None and not needs_hot:
+            raise ConfigError(f"--profile goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.prefetch < 0:
+            raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
+        if self.prefetch and not needs_hot:
+            raise ConfigError(f"--prefetch goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.refresh_hot is not None and self.strategy != "split":
+            raise ConfigError(
+                f"--refresh-hot goes with --strategy split, not with {self.strategy}: hot batches are packed for hot "
+                f"rows that stay the same"
+            )
 
     def _check_method(self) -> None:
         settings = self.rank is not None or bool(self.setting)
@@ -145,12 +215,31 @@ class TrainConfig:
                 raise ConfigError(f"{named.family} has no '{name}'{did_you_mean(name, known)}")
         return overlay(named, given, f"model {self.model}")
 
-    def build_model(self, schema: Schema, *, device: torch.device | str = "cpu") -> Model:
-        """The model these settings describe, freshly initialised, for a data set."""
-        return self.model_config().build(schema, self.table_methods(schema), device=device)
+    def build_model(
+        self, schema: Schema, *, device: torch.device | str = "cpu", dense_device: torch.device | str | None = None
+    ) -> Model:
+        """The model these settings describe, freshly initialised, for a data set; devices as `ModelConfig.build`."""
+        methods = self.table_methods(schema)
+        model = self.model_config().build(schema, methods, device=device, dense_device=dense_device)
+        if self.table_dtype != "float32":
+            model.bags.vector_dtype = torch.float32
+        return model
 
     def table_methods(self, schema: Schema) -> dict[str, Method] | None:
-        """How each table is stored, by table name; None when all are dense."""
+        """How each table is stored, by table name; None when all are dense in float32."""
+        if self.plan is not None:
+            from holdall.placement.plan import Plan  # plans are made from these settings, so not at the top
+
+            return Plan.load(self.plan).methods()
+        methods = self._compressed(schema)
+        if self.table_dtype == "float32":
+            return methods
+        dense = Dense(dtype="bfloat16" if self.table_dtype == "bf16" else "float16")
+        found = methods or {}
+        names = self.model_config().table_rows(schema)
+        return {name: dense if found.get(name, Dense()) == Dense() else found[name] for name in names}
+
+    def _compressed(self, schema: Schema) -> dict[str, Method] | None:
         if self.method is None and self.budget is None:
             return None
         cardinalities = self.model_config().table_rows(schema)
@@ -172,7 +261,8 @@ class TrainConfig:
         return method_from_json(document)
 
     def optimizer_config(self) -> OptimizerConfig:
-        return OptimizerConfig(name=self.optimizer, lr=self.lr, table_lr=self.table_lr)
+        seed = self.seed if self.stochastic_rounding else None
+        return OptimizerConfig(name=self.optimizer, lr=self.lr, table_lr=self.table_lr, stochastic_seed=seed)
 
     def schedule(self) -> Schedule:
         return Schedule(

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator
 
 import torch
-from torch import Tensor
 
 from holdall.batch import Batch
 
 
 def copied_ahead(
     batches: Iterator[Batch], device: torch.device, check: Callable[[Batch], None]
-) -> Iterator[tuple[Batch, Batch]]:
+) -> Generator[tuple[Batch, Batch], None, None]:
     """`(batch, the same on the device)`; `check` sees every batch on the host, before it is copied.
 
     On a CPU both are one and nothing runs ahead.
@@ -28,7 +26,7 @@ def copied_ahead(
     for batch in batches:
         check(batch)
         with torch.cuda.stream(stream):
-            moved = pinned(batch).to(device, non_blocking=True)
+            moved = batch.pinned().to(device, non_blocking=True)
             arrived = stream.record_event()
         if waiting is not None:
             yield _take(waiting, device)
@@ -42,27 +40,6 @@ def _take(waiting: tuple[Batch, Batch, torch.cuda.Event], device: torch.device) 
     batch, moved, arrived = waiting
     stream = torch.cuda.current_stream(device)
     stream.wait_event(arrived)
-    for tensor in _tensors(moved):
+    for tensor in moved.tensors():
         tensor.record_stream(stream)
     return batch, moved
-
-
-def pinned(batch: Batch) -> Batch:
-    """The batch in memory that a GPU can read while the host goes on."""
-    ids = batch.ids
-    return Batch(
-        batch.dense.pin_memory(),
-        replace(
-            ids,
-            values=ids.values.pin_memory(),
-            offsets=None if ids.offsets is None else ids.offsets.pin_memory(),
-            weights=None if ids.weights is None else ids.weights.pin_memory(),
-        ),
-        batch.label.pin_memory(),
-    )
-
-
-def _tensors(batch: Batch) -> Iterator[Tensor]:
-    for tensor in (batch.dense, batch.label, batch.ids.values, batch.ids.offsets, batch.ids.weights):
-        if tensor is not None:
-            yield tensor

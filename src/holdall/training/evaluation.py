@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import tempfile
+import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,22 @@ from torch import nn
 
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
-from holdall.errors import CheckpointError
+from holdall.data.ranking import RankingCases, ranking_path
+from holdall.errors import CheckpointError, ConfigError
+from holdall.models.model import Model, batch_device
 from holdall.schema import Schema
+from holdall.tiers.place import place
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
-from holdall.training.metrics import BinaryMetrics
+from holdall.training.grouped import grouped_metrics
+from holdall.training.metrics import BATCH_SIZE, BinaryMetrics
+from holdall.training.planned import PLAN_FILE
+from holdall.training.ranking import K, ranking_metrics
 from holdall.training.tracking import Progress, read_run
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Folders of a run: the checkpoints it goes on from, and the best model when it may stop early."""
-BATCH_SIZE = 16_384
 
 
 def pick_device(name: str) -> torch.device:
@@ -40,7 +49,7 @@ def evaluate_model(
     model: nn.Module, data: DataSet, *, batch_size: int = BATCH_SIZE, allow_one_class: bool = False, quiet: bool = True
 ) -> dict[str, float]:
     """Metrics of `model` over all rows of a split; see `BinaryMetrics.compute`."""
-    device = next(model.parameters()).device
+    device = batch_device(model)
     metrics = BinaryMetrics(device=device)
     was_training = model.training
     model.eval()
@@ -57,29 +66,89 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     """The model of a run from its best checkpoint, else its newest; with its settings, schema and that checkpoint."""
     document = read_run(run)
     config = TrainConfig.from_json(document["config"]["train"])
+    if config.plan is not None:
+        config = replace(config, plan=str(run / PLAN_FILE))  # the run may have moved
     schema = Schema.load(run)
     path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
     if path is None:
         raise CheckpointError(
             f"{run} has no complete checkpoint yet: train on with --resume, or wait for the first one"
         )
-    model = config.build_model(schema, device=pick_device(device))
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    if config.tail == "disk":
+        model, tensors = _on_disk(config, schema, pick_device(device))
+    else:
+        model = config.build_model(schema, device=pick_device(device))
+        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     checkpoint.load_into(path, tensors, prefix="model.")
     return model, config, schema, path
 
 
+def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
+    """A model whose tables are as large as the run's were, in files that go when it does; and what to load into."""
+    torch.manual_seed(config.seed)  # which decides how untouched rows begin
+    model = config.build_model(schema, dense_device="meta")
+    files = tempfile.TemporaryDirectory(prefix="holdall-")
+    weakref.finalize(model, files.cleanup)
+    hot = dict.fromkeys((name for pack in model.bags.packs for name in pack.tables), 0)
+    tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(files.name))
+    tensors: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors.update({f"model.bags.{name}": tensor for name, tensor in tiers.lazy_weights().items()})
+    return model, tensors
+
+
 def evaluate(
-    run: str | Path, split: str = "test", *, data: str | Path | None = None, device: str = "auto", quiet: bool = True
+    run: str | Path,
+    split: str = "test",
+    *,
+    data: str | Path | None = None,
+    k: int | None = None,
+    group_by: str | None = None,
+    device: str = "auto",
+    quiet: bool = True,
 ) -> dict[str, Any]:
-    """Metrics of a trained run on a split of its data set, or of another prepared folder with the same ids."""
-    run = Path(run)
-    model, _, schema, path = load_model(run, device=device)
-    folder = Path(data) if data is not None else Path(read_run(run)["config"]["data"])
-    split_data = DataSet(folder, split)
-    refuse_other_data(split_data.schema, schema, folder)
-    metrics = evaluate_model(model, split_data, quiet=quiet)
-    return {"split": split, **metrics, "checkpoint": path.name}
+    """Metrics of a trained run on a split of its data set, or of another prepared folder with the same ids.
+
+    Where the split has ranking cases, as those of implicit data have, HR@K and NDCG@K over them too (K is 10 unless
+    said); metrics of its rows that do not exist, such as AUC without negatives, are then left out. `group_by` names a
+    feature: AUC within the rows of each of its ids is added, and with a `k`, where there are no ranking cases, HR@K and
+    NDCG@K within them.
+    """
+    model, rows, checkpoint_name = _load(run, split, data, device)
+    ranked = ranking_path(rows.folder, split).exists()
+    if k is not None and not ranked and group_by is None:
+        raise ConfigError(
+            f"HR@{k} and NDCG@{k} need ranking cases, and split '{split}' of {rows.folder} has none: they are written "
+            f"for implicit data sets; for click data name the feature to rank within (--group-by user)"
+        )
+    metrics: dict[str, Any] = evaluate_model(model, rows, allow_one_class=ranked, quiet=quiet)
+    if group_by is not None:
+        metrics.update(grouped_metrics(model, rows, group_by, None if ranked else k))
+    if ranked:
+        metrics.update(rank_model(model, rows, K if k is None else k))
+        metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    return {"split": split, **metrics, "checkpoint": checkpoint_name}
+
+
+def evaluate_ranking(
+    run: str | Path, split: str = "test", k: int = K, *, data: str | Path | None = None, device: str = "auto"
+) -> dict[str, Any]:
+    """HR@K and NDCG@K of a trained run over the ranking cases of a split: `evaluate` without the metrics of rows."""
+    model, rows, checkpoint_name = _load(run, split, data, device)
+    return {"split": split, **rank_model(model, rows, k), "checkpoint": checkpoint_name}
+
+
+def rank_model(model: nn.Module, data: DataSet, k: int = K) -> dict[str, float]:
+    """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
+    return ranking_metrics(model, RankingCases.load(data.folder, data.split).batches(data), k)
+
+
+def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> tuple[nn.Module, DataSet, str]:
+    """The model of a run, the rows to measure it on, and the name of its checkpoint."""
+    model, _, schema, path = load_model(Path(run), device=device)
+    folder = Path(data) if data is not None else Path(read_run(Path(run))["config"]["data"])
+    rows = DataSet(folder, split)
+    refuse_other_data(rows.schema, schema, folder)
+    return model, rows, path.name
 
 
 def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:
@@ -92,3 +161,8 @@ def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:
                 f"the data set {folder} is not the one this model was trained on: its {kind} columns differ "
                 f"({', '.join(names[:5])}); use the folder the run was trained on, or prepare with the same maps"
             )
+    if found.order_hashes != expected.order_hashes:
+        raise CheckpointError(
+            f"the ids of {folder} are in another order than those this model was trained on: use the folder the run "
+            f"was trained on, or order it in the same way (holdall order --like)"
+        )

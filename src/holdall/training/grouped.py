@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.errors import ConfigError, DataError
-from holdall.training.evaluation import BATCH_SIZE
+from holdall.models.model import batch_device
+from holdall.training.metrics import BATCH_SIZE
 from holdall.training.ranking import RankingMetrics
 
 
@@ -146,14 +147,15 @@ def grouped_batches(data: DataSet, feature: str, batch_size: int = BATCH_SIZE) -
 
 @torch.no_grad()
 def grouped_metrics(
-    model: nn.Module, data: DataSet, feature: str, k: int = 10, *, batch_size: int = BATCH_SIZE
+    model: nn.Module, data: DataSet, feature: str, k: int | None = 10, *, batch_size: int = BATCH_SIZE
 ) -> dict[str, float]:
     """GAUC, HR@K and NDCG@K of a model over a split, within the rows of each id of `feature` (the user).
 
     For HR and NDCG a case is a positive among the negatives of its group: groups of a leave-one-out split hold one.
+    With a `k` of None, GAUC alone. Values that share the feature's unseen row are one group.
     """
-    device = next(model.parameters()).device
-    metrics = GroupedAUC(RankingMetrics(k))
+    device = batch_device(model)
+    metrics = GroupedAUC(None if k is None else RankingMetrics(k))
     was_training = model.training
     model.eval()
     for batch, groups in grouped_batches(data, feature, batch_size):

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +24,9 @@ from holdall.errors import ConfigError, did_you_mean
 from holdall.kernels import row_update
 from holdall.kernels.path import takes_triton
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.kernels.stochastic import keys
 from holdall.tables import Table
+from holdall.training.dense_optimizers import StepScalars, torch_optimizer
 
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 NAMES: tuple[str, ...] = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -39,6 +42,8 @@ class OptimizerConfig:
     """Learning rate of the tables; `lr` when None."""
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
+    stochastic_seed: int | None = None
+    """Seed of the stochastic rounding of bfloat16 and float16 rows (see `kernels.stochastic`); to nearest when None."""
 
     def __post_init__(self) -> None:
         if self.name not in NAMES:
@@ -56,11 +61,20 @@ class _Rows:
         self.pack = pack
         self.parameter = weight
         self.summed: tuple[Tensor, Tensor] | None = None
-        self.slots = _new_slots(config.name, weight)
+        self.sorted: tuple[Tensor, Tensor, RowGradient] | None = None
+        """Row numbers in order, the lookups they came from, and the gradient, where clipping has sorted them."""
+        self._slots = {} if pack is not None else _new_slots(config.name, weight)
+        if pack is not None:
+            pack.allocate_slots(lambda rows: _new_slots(config.name, rows))
 
     @property
     def weight(self) -> Tensor:
         return self.parameter if self.pack is None else self.pack.storage
+
+    @property
+    def slots(self) -> dict[str, Tensor]:
+        """Optimizer state by kind, its rows those of `weight`."""
+        return self._slots if self.pack is None else self.pack.slots
 
     def gradient(self) -> RowGradient | None:
         """What the backward left."""
@@ -77,17 +91,28 @@ class _Rows:
         gradient = self.gradient()
         self.summed = None if gradient is None else sum_by_row(gradient)
 
+    def squared_norm(self) -> Tensor | None:
+        """Of the summed gradient, without summing it in memory; keeps what it sorted for the update."""
+        from holdall.kernels import row_update_triton
+
+        gradient = self.gradient()
+        if gradient is None or gradient.ids.numel() == 0:
+            return None
+        self.sorted = (*row_update_triton.sorted_ids(gradient, self.weight.shape[0]), gradient)
+        return row_update_triton.squared_norm(*self.sorted)
+
     def clear(self) -> None:
-        self.summed = None
+        self.summed = self.sorted = None
         if self.pack is not None:
             self.pack.gradients.clear()
         self.parameter.grad = None
 
-    def views(self) -> Iterator[tuple[str, Tensor]]:
+    def views(self) -> Iterator[tuple[str, Any]]:
         """State tensors by parameter name and slot."""
         for full_name, table in self.names.items():
-            for slot, state in self.slots.items():
-                yield f"{full_name}.{slot}", state if self.pack is None else self.pack.view(state, table)
+            views = self._slots if self.pack is None else self.pack.slot_views(table)
+            for slot, state in views.items():
+                yield f"{full_name}.{slot}", state
 
 
 def _new_slots(name: str, weight: Tensor) -> dict[str, Tensor]:
@@ -105,6 +130,12 @@ def _new_slots(name: str, weight: Tensor) -> dict[str, Tensor]:
         case "adam":
             return {"exp_avg": zeros(*weight.shape), "exp_avg_sq": zeros(*weight.shape)}
     return {}
+
+
+def state_bytes_per_row(config: OptimizerConfig, dim: int) -> int:
+    """Bytes of optimizer state that a float32 row of a table comes with."""
+    slots = _new_slots(config.name, torch.empty(1, dim, device="meta"))
+    return sum(state.nbytes for state in slots.values())
 
 
 class Optimizers:
@@ -131,7 +162,19 @@ class Optimizers:
             {"params": [p for p in self._dense.values() if id(p) in tables], "lr": self.table_lr},
         ]
         groups = [group for group in groups if group["params"]]
-        self._torch = _torch_optimizer(config, groups) if groups else None
+        self._scalars: StepScalars | None = None
+        """On a GPU: table_lr, 1 - beta1^step, 1 - beta2^step, lr, table_lr of this step."""
+        self._keys: StepScalars | None = None
+        self._scale: Tensor | None = None
+        """What clipping multiplies the gradients of rows by."""
+        devices = {p.device for p in self._dense.values()} | {rows.weight.device for rows in self._rows}
+        if len(devices) == 1 and next(iter(devices)).type == "cuda":
+            self._scalars = StepScalars(5, next(iter(devices)))
+            self._keys = StepScalars(2, next(iter(devices)), torch.int64)
+            for group in groups:
+                group["lr"] = self._scalars.values[4 if id(group["params"][0]) in tables else 3]
+        rates = (config.lr, config.eps, config.betas)
+        self._torch = torch_optimizer(config.name, groups, *rates) if groups else None
 
     @property
     def table_lr(self) -> float:
@@ -140,7 +183,7 @@ class Optimizers:
     def set_factor(self, factor: float) -> None:
         """Scale every learning rate, as the schedule says for this step."""
         self._factor = factor
-        if self._torch is not None:
+        if self._torch is not None and self._scalars is None:
             for group in self._torch.param_groups:
                 group["lr"] = group["initial_lr"] * factor
 
@@ -152,13 +195,18 @@ class Optimizers:
         for table in self._self_updating:
             table.zero_pending()
 
-    def clip(self, max_norm: float) -> float:
-        """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before."""
+    def clip(self, max_norm: float) -> float | Tensor:
+        """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before.
+
+        On a GPU that is a tensor and nothing waits for it: rows are scaled as they are updated.
+        """
         if self._self_updating:
             raise ConfigError("gradients of tables that round their own updates cannot be clipped: leave clip_norm out")
+        gradients = [p.grad for p in self._dense.values() if p.grad is not None]
+        if self._scalars is not None and all(self._fuses(rows) for rows in self._rows):
+            return self._clip_on_device(max_norm, gradients)
         for rows in self._rows:
             rows.sum_gradients()
-        gradients = [p.grad for p in self._dense.values() if p.grad is not None]
         gradients += [rows.summed[1] for rows in self._rows if rows.summed is not None]
         norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if norm > max_norm:
@@ -167,13 +215,42 @@ class Optimizers:
         return norm
 
     @torch.no_grad()
+    def _clip_on_device(self, max_norm: float, gradients: list[Tensor]) -> Tensor:
+        squares = [rows.squared_norm() for rows in self._rows]
+        if gradients:
+            squares.append(torch.stack(torch._foreach_norm(gradients)).square().sum())
+        norm = torch.stack([square for square in squares if square is not None]).sum().sqrt()
+        self._scale = (max_norm / norm).clamp(max=1.0)
+        if gradients:
+            torch._foreach_mul_(gradients, self._scale)
+        return norm
+
     def step(self) -> None:
-        """Apply the gradients of the last backward, and clear them."""
+        """Apply the gradients of the last backward, and clear them.
+
+        Captured in a CUDA graph it is `apply` alone: call `prepare` before each replay.
+        """
+        if self._scalars is None or not torch.cuda.is_current_stream_capturing():
+            self.prepare()
+        self.apply()
+
+    def prepare(self) -> None:
+        """What the host does for a step: count it, and bring its rates to the device."""
         self.step_count += 1
+        if self._scalars is not None:
+            corrections = [1.0 - beta**self.step_count for beta in self.config.betas]
+            table_lr, lr = self.table_lr * self._factor, self.config.lr * self._factor
+            self._scalars.set([table_lr, *corrections, lr, table_lr])
+            if self.config.stochastic_seed is not None and self._keys is not None:
+                self._keys.set(keys(self.config.stochastic_seed, self.step_count))
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """What the device does for a step, after `prepare`: update with the gradients of the backward, clear them."""
         if self._torch is not None:
             self._torch.step()
         for rows in self._rows:
-            if rows.summed is None and takes_triton("the row update", rows.weight, fits=_fits(rows.weight)):
+            if rows.summed is None and self._fuses(rows):
                 self._fused_update(rows)
                 continue
             if rows.summed is None:
@@ -182,40 +259,71 @@ class Optimizers:
                 self._update(rows)(rows.weight, *rows.summed, **rows.slots)
         for table in self._self_updating:
             table.apply_gradients(self.table_lr * self._factor)
+        self._scale = None
         self.zero_grad()
+
+    def why_not_captured(self) -> str | None:
+        """Why `clip` and `apply` cannot be part of a CUDA graph; None when they can."""
+        if self._scalars is None:
+            return "parameters are not all on one GPU"
+        if self._self_updating:
+            return f"{self._self_updating[0].method} tables update themselves"
+        if not all(self._fuses(rows) for rows in self._rows):
+            return "rows are not updated by Triton kernels"
+        return None
+
+    @staticmethod
+    def _fuses(rows: _Rows) -> bool:
+        return takes_triton("the row update", rows.weight, fits=_fits(rows.weight))
 
     def _fused_update(self, rows: _Rows) -> None:
         """Sum and update in one pass over the gradients, without waiting for the device."""
-        from holdall.kernels.row_update_triton import update_rows
+        from holdall.kernels import row_update_triton
 
-        gradient = rows.gradient()
-        if gradient is not None:
-            update_rows(
-                self.config.name,
-                rows.weight,
-                gradient,
-                *rows.slots.values(),
-                lr=self.table_lr * self._factor,
-                eps=self.config.eps,
-                betas=self.config.betas,
-                step=self.step_count,
-            )
+        gradient = rows.gradient() if rows.sorted is None else rows.sorted[2]
+        if gradient is None or gradient.ids.numel() == 0:
+            return
+        ids, order = (
+            row_update_triton.sorted_ids(gradient, rows.weight.shape[0]) if rows.sorted is None else rows.sorted[:2]
+        )
+        row_update_triton.update_sorted_rows(
+            self.config.name,
+            rows.weight,
+            ids,
+            order,
+            gradient,
+            *rows.slots.values(),
+            lr=self.table_lr * self._factor,
+            eps=self.config.eps,
+            betas=self.config.betas,
+            step=self.step_count,
+            rates=None if self._scalars is None else self._scalars.values,
+            scale=self._scale,
+            stochastic=self._rounding_keys(rows.weight.device),
+        )
+
+    def _rounding_keys(self, device: torch.device) -> Tensor | None:
+        if self.config.stochastic_seed is None:
+            return None
+        if self._keys is not None:
+            return self._keys.values
+        return torch.tensor(keys(self.config.stochastic_seed, self.step_count), device=device)
 
     def _update(self, rows: _Rows) -> Callable[..., None]:
-        lr, eps = self.table_lr * self._factor, self.config.eps
-        match self.config.name:
-            case "sgd":
-                return lambda *args: row_update.sgd(*args, lr=lr)
-            case "adagrad":
-                return lambda *args, **state: row_update.adagrad(*args, **state, lr=lr, eps=eps)
-            case "rowwise_adagrad":
-                return lambda *args, **state: row_update.rowwise_adagrad(*args, **state, lr=lr, eps=eps)
-        step, betas = self.step_count, self.config.betas
-        return lambda *args, **state: row_update.adam(*args, **state, step=step, lr=lr, betas=betas, eps=eps)
+        seed = self.config.stochastic_seed
+        settings: dict[str, Any] = {
+            "lr": self.table_lr * self._factor,
+            "rounding": None if seed is None else keys(seed, self.step_count),
+        }
+        if self.config.name != "sgd":
+            settings["eps"] = self.config.eps
+        if self.config.name == "adam":
+            settings.update(step=self.step_count, betas=self.config.betas)
+        return functools.partial(getattr(row_update, self.config.name), **settings)
 
     def tensors(self) -> dict[str, Tensor]:
         """Every state tensor by name, as views: what a checkpoint saves and loads into."""
-        found = {}
+        found: dict[str, Any] = {}
         for rows in self._rows:
             found.update({f"rows.{name}": state for name, state in rows.views()})
         for name, parameter in self._dense.items():
@@ -251,29 +359,6 @@ def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[_Rows]:
                 if parameter.requires_grad and id(parameter) not in taken:
                     taken.add(id(parameter))
                     yield _Rows({full_names[id(parameter)]: ""}, config, None, parameter)
-
-
-def _torch_optimizer(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """torch's optimizer for dense gradients, its state made at once so that a checkpoint can load into it."""
-    optimizer: torch.optim.Optimizer
-    on_gpu = all(parameter.is_cuda for group in groups for parameter in group["params"])
-    match config.name:
-        case "sgd":
-            optimizer = torch.optim.SGD(groups, lr=config.lr, fused=on_gpu)
-        case "adagrad" | "rowwise_adagrad":
-            optimizer = torch.optim.Adagrad(groups, lr=config.lr, eps=config.eps)
-        case "adam":
-            optimizer = torch.optim.Adam(groups, lr=config.lr, eps=config.eps, betas=config.betas)
-            for group in groups:
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = {
-                        "step": torch.zeros(()),
-                        "exp_avg": torch.zeros_like(parameter),
-                        "exp_avg_sq": torch.zeros_like(parameter),
-                    }
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer
 
 
 def load_tensors(optimizers: Optimizers, tensors: Mapping[str, Tensor], step_count: int) -> None:

@@ -15,20 +15,19 @@ dropped is reported. Scores are reduced batch by batch to a few sums: no predict
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdall.batch import Batch, Ids
-from holdall.data.dataset import DataSet
-from holdall.data.ranking import RankingCases
 from holdall.errors import ConfigError, DataError
 from holdall.models import Model
-from holdall.training.evaluation import BATCH_SIZE, load_model, refuse_other_data
-from holdall.training.tracking import read_run
+from holdall.models.model import batch_device
+from holdall.training.metrics import BATCH_SIZE
+
+K = 10
+"""Places that count, unless one says otherwise."""
 
 
 class RankingMetrics:
@@ -38,7 +37,7 @@ class RankingMetrics:
     state of all cases.
     """
 
-    def __init__(self, k: int = 10, device: torch.device | str = "cpu"):
+    def __init__(self, k: int = K, device: torch.device | str = "cpu"):
         if k < 1:
             raise ConfigError(f"metrics at K need a K of at least 1, not {k}")
         self.k = k
@@ -90,13 +89,13 @@ class RankingMetrics:
 
 
 @torch.no_grad()
-def ranking_metrics(model: nn.Module, cases: Iterable[tuple[Batch, Tensor]], k: int = 10) -> dict[str, float]:
+def ranking_metrics(model: nn.Module, cases: Iterable[tuple[Batch, Tensor]], k: int = K) -> dict[str, float]:
     """HR@K and NDCG@K of a model; see `RankingMetrics.compute`.
 
     `cases` gives batches of U * C rows, case after case with the positive first, and which of their candidates count
     [U, C]: `RankingCases.batches` of a prepared data set, or `candidate_batches` of arrays.
     """
-    device = next(model.parameters()).device
+    device = batch_device(model)
     metrics = RankingMetrics(k, device)
     was_training = model.training
     model.eval()
@@ -137,15 +136,3 @@ def candidate_batches(*features: Tensor, batch_size: int = BATCH_SIZE) -> Iterat
         label[:, 0] = 1
         batch = Batch(torch.zeros(values.shape[1], 0), Ids(values, None, len(features)), label.reshape(-1))
         yield batch, counts_UC[part]
-
-
-def evaluate_ranking(
-    run: str | Path, split: str = "test", k: int = 10, *, data: str | Path | None = None, device: str = "auto"
-) -> dict[str, Any]:
-    """HR@K and NDCG@K of a trained run, over the ranking cases of a split of its data set."""
-    model, _, schema, path = load_model(Path(run), device=device)
-    folder = Path(data) if data is not None else Path(read_run(Path(run))["config"]["data"])
-    rows = DataSet(folder, split)
-    refuse_other_data(rows.schema, schema, folder)
-    cases = RankingCases.load(folder, split)
-    return {"split": split, **ranking_metrics(model, cases.batches(rows), k), "checkpoint": path.name}

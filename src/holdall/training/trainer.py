@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,30 @@ from torch import Tensor
 
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.negatives import training_loader
+from holdall.data.ranking import ranking_path
 from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
-from holdall.files import refuse_existing
+from holdall.files import refuse_existing, write_json
+from holdall.kernels.path import kernel_path
+from holdall.models.model import LookedUp
+from holdall.placement.plan import Plan
+from holdall.schema import Schema
+from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.training import checkpoint
+from holdall.training.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
-from holdall.training.copy_ahead import copied_ahead
-from holdall.training.evaluation import BEST, CHECKPOINTS, evaluate_model, pick_device
+from holdall.training.evaluation import BEST, CHECKPOINTS, evaluate_model, pick_device, rank_model, refuse_other_data
+from holdall.training.hot_batches import Segment
 from holdall.training.interrupt import Interrupt, held_interrupts
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
+from holdall.training.planned import compared, follow
+from holdall.training.strategy import STRATEGIES
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
 
+STAGES_FILE = "stages.json"
+"""What a plan predicted of a step and what was measured, in the run folder."""
+SCRATCH = "tiers"
+"""Folder of a run that holds the rows of tables on disk, until the run ends."""
 UNREAD_LOSSES = 64
 """Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
 
@@ -49,9 +63,10 @@ def train(
         refuse_existing(out, overwrite=overwrite, what="run folder")
     keep_freed_memory()
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
         torch.use_deterministic_algorithms(True)
     try:
-        with held_interrupts() as interrupt:
+        with held_interrupts() as interrupt, kernel_path(config.kernels):
             return Trainer(Path(data), out, config, resume=resume, quiet=quiet).run(interrupt)
     finally:
         if config.deterministic:
@@ -63,30 +78,36 @@ def logloss(logits: Tensor, label: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits.float(), label)
 
 
+def squared_length(looked_up: LookedUp) -> Tensor:
+    """Sum of the squares of all vectors that a batch looked up, in float32."""
+    parts = (looked_up,) if isinstance(looked_up, Tensor) else looked_up
+    return torch.stack([part.float().square().sum() for part in parts if part.is_floating_point()]).sum()
+
+
 class Trainer:
     """One run: its model, optimizers, data and log, and where it stands."""
 
     def __init__(self, data: Path, out: Path, config: TrainConfig, *, resume: bool = False, quiet: bool = False):
-        self.out, self.config, self.quiet = out, config, quiet
         self.device = pick_device(config.device)
         self.data = DataSet(data, "train")
         self.schema = self.data.schema
+        self.plan: Plan | None = None
+        if config.plan is not None:
+            config, self.plan = follow(config, self.schema, out, resume=resume)
+        self.out, self.config, self.quiet = out, config, quiet
         self.valid = DataSet(data, "valid") if _has_rows(self.schema, "valid") else None
         if config.early_stopping is not None and self.valid is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
-        self.loader = training_loader(
-            self.data,
-            config.batch_size,
-            num_negatives=config.negatives,
-            shuffle=config.shuffle,
-            seed=config.seed,
-        )
-        self.num_steps = config.steps or config.epochs * self.loader.num_batches
+        self.ranks = self.valid is not None and config.rank_at > 0 and ranking_path(data, "valid").exists()
+        self.best_by = self._metric_of_the_best(data)
         torch.manual_seed(config.seed)
-        self.model = config.build_model(self.schema, device=self.device)
+        self.strategy = STRATEGIES[config.strategy](config, self.data, self.device, out / SCRATCH, self.plan)
+        self.model, self.loader = self.strategy.model, self.strategy.loader
+        self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.schedule = config.schedule()
         self._score = torch.compile(self.model.score) if config.compile else self.model.score
+        self._graph = self._make_graph()
         self.step = 0
         self.epoch = 0
         self.batch_in_epoch = 0
@@ -94,8 +115,11 @@ class Trainer:
         self.reads_losses_later = self.device.type != "cpu"
         self._unread: list[tuple[str, Batch, Tensor]] = []
         """Place, batch and loss of steps whose loss has not been read back from the device."""
-        self.best_logloss, self.evaluations_without_gain = math.inf, 0
+        self.best, self.evaluations_without_gain = -math.inf, 0
+        """What `best_by` was at its best, its sign turned for logloss so that more is better."""
         self.last_evaluation: dict[str, float] = {}
+        self._steady_seconds: float | None = None
+        """Seconds a step between the last two lines of the log: without the start, evaluations and checkpoints."""
         self.log = self._open_log(data, resume)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -107,16 +131,10 @@ class Trainer:
         total = self.num_steps * self.config.batch_size
         done = self.step * self.config.batch_size
         stopped_early = False
-        with self.log, Progress(total, done=done, quiet=self.quiet) as progress:
+        with self.log, closing(self.strategy), Progress(total, done=done, quiet=self.quiet) as progress:
             while self.step < self.num_steps and not stopped_early:
-                batches = self.loader.epoch(self.epoch, self.batch_in_epoch)
-                for batch, moved in copied_ahead(batches, self.device, lambda batch: self.model.check(batch.ids)):
-                    loss = self.train_step(batch, moved)
-                    progress.update(len(batch), loss)
-                    stopped_early = self._after_step(loss)
-                    if interrupt:
-                        self.save()
-                        raise KeyboardInterrupt(f"stopped at step {self.step}; go on with --resume")
+                for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
+                    stopped_early = self._run_segment(segment, progress, interrupt)
                     if self.step >= self.num_steps or stopped_early:
                         break
             self.save()
@@ -128,7 +146,35 @@ class Trainer:
             "stopped_early": stopped_early,
             "valid": self.last_evaluation or None,
             "table_bytes": self.model.bags.num_bytes(),
+            **self.strategy.measures(),
+            **self._compared_with_plan(seconds / max(1, self.step - first_step)),
+            **({} if self._graph is None else {"cuda_graph": self._graph.why_not or f"{self._graph.replays} steps"}),
         }
+
+    def _compared_with_plan(self, step_seconds: float) -> dict[str, Any]:
+        """Predicted and measured seconds by stage, where the run followed a plan; the run folder keeps them."""
+        if self.plan is None:
+            return {}
+        measured = self.strategy.stages.means()
+        measured["dense"] = measured.get("dense", 0.0) + measured.pop("backward", 0.0)  # one stage of a plan
+        found = {"stages": compared(self.plan, measured, self._steady_seconds or step_seconds)}
+        write_json(self.out / STAGES_FILE, {"format": "holdall-stages", "version": 1, **found})
+        return found
+
+    def _run_segment(self, segment: Segment, progress: Progress, interrupt: Interrupt) -> bool:
+        """Train on the batches of a segment; whether to stop early."""
+        segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
+        with closing(self.strategy.on_device(segment, self.step)) as on_device:
+            for number, (batch, moved) in enumerate(on_device, start=1):
+                loss = self.train_step(batch, moved)
+                progress.update(len(batch), loss)
+                stopped_early = self._after_step(loss, ends_cycle=segment.ends_cycle and number == segment.num_batches)
+                if interrupt:
+                    self.save()
+                    raise KeyboardInterrupt(f"stopped at step {self.step}; go on with --resume")
+                if self.step >= self.num_steps or stopped_early:
+                    return stopped_early
+        return False
 
     def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
         """One update with a batch whose ids have been checked; `moved` is its copy on the device.
@@ -137,8 +183,15 @@ class Trainer:
         wait for the device in every step: there the loss is read some steps later (see `_read_losses`), None for now.
         """
         moved = batch.to(self.device, non_blocking=True) if moved is None else moved
-        loss = self.loss(moved)
-        place = f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
+        if self._graph is not None and self.strategy.moves_nothing and self._takes_graph(moved):
+            self.strategy.stages.pause()
+            self.optimizers.set_factor(self.schedule.factor(self.step))
+            self._unread.append((self._place(), batch, self._graph.step(moved)))
+            self.strategy.after_step(self.step + 1)
+            return None
+        self.strategy.stages.begin_step(self.step)
+        loss = self.loss(batch, moved)
+        place = self._place()
         value = None
         if self.reads_losses_later:
             self._unread.append((place, batch, loss.detach()))
@@ -146,22 +199,62 @@ class Trainer:
             value = float(loss.detach())
             if not math.isfinite(value):
                 self._refuse_batch(batch, value, place, "nothing was updated")
+        with self.strategy.stages.stage("backward"):
+            loss.backward()
+        with self.strategy.stages.stage("update"):
+            if self.config.clip_norm is not None:
+                self.optimizers.clip(self.config.clip_norm)
+            self.optimizers.set_factor(self.schedule.factor(self.step))
+            self.optimizers.step()
+        self.strategy.after_step(self.step + 1)
+        return value
+
+    def _place(self) -> str:
+        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
+
+    def _make_graph(self) -> CapturedStep | None:
+        """What captures full steps, where that is not ruled out from the start."""
+        if self.config.cuda_graph == "off":
+            return None
+        why_not = None
+        if self.device.type != "cuda":
+            why_not = f"the device is {self.device}"
+        elif self.config.strategy in ("host", "split"):
+            why_not = f"--strategy {self.config.strategy} moves rows between steps"
+        if why_not is None:
+            addresses = self.strategy.addresses
+            return CapturedStep(self._backward, self.optimizers, self.config.batch_size, addresses)
+        if self.config.cuda_graph == "on":
+            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
+        return None
+
+    def _backward(self, batch: Batch) -> Tensor:
+        """The loss of a batch on the device, its gradients left in place, clipped."""
+        loss = self.loss(batch, batch)
         loss.backward()
         if self.config.clip_norm is not None:
             self.optimizers.clip(self.config.clip_norm)
-        self.optimizers.set_factor(self.schedule.factor(self.step))
-        self.optimizers.step()
-        return value
+        return loss.detach()
 
-    def loss(self, batch: Batch) -> Tensor:
-        """Mean logloss of a batch."""
+    def _takes_graph(self, moved: Batch) -> bool:
+        """Whether a batch goes through the graph; that a full one cannot is an error when a graph was asked for."""
+        assert self._graph is not None
+        takes = self._graph.takes(moved)
+        if not takes and self.config.cuda_graph == "on" and len(moved) == self.config.batch_size:
+            why_not = self._graph.why_not or "features have several ids or weights"
+            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
+        return takes
+
+    def loss(self, batch: Batch, moved: Batch) -> Tensor:
+        """Mean logloss of a batch, and the penalty on what it looks up; `moved` is its copy on the device."""
         kind, bf16 = self.device.type, self.config.precision == "bf16"
         # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
-        with torch.autocast(kind, torch.bfloat16) if bf16 and kind == "cuda" else nullcontext():
-            looked_up = self.model.lookup(batch)
-        with torch.autocast(kind, torch.bfloat16) if bf16 else nullcontext():
-            logits = self._score(batch.dense, looked_up)
-        return logloss(logits, batch.label)
+        with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
+            looked_up = self.strategy.lookup(batch, moved)
+        with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
+            logits = self._score(moved.dense, looked_up)
+        loss = logloss(logits, moved.label)
+        return loss + self.config.l2 * squared_length(looked_up) / len(moved) if self.config.l2 else loss
 
     def _read_losses(self) -> None:
         """Read the losses that are still on the device; one that is not finite stops the run."""
@@ -174,7 +267,7 @@ class Trainer:
                 self._refuse_batch(batch, value, place, "the model was updated with it, its checkpoints were not")
             self.loss_sum += value
 
-    def _after_step(self, loss: float | None) -> bool:
+    def _after_step(self, loss: float | None, *, ends_cycle: bool = False) -> bool:
         """Count the step; log, evaluate and save where they are due. Whether to stop early."""
         self.step += 1
         self.batch_in_epoch += 1
@@ -187,6 +280,7 @@ class Trainer:
         if logs or len(self._unread) >= UNREAD_LOSSES:
             self._read_losses()
         if logs:
+            measures: dict[str, Any] = {**self.strategy.measures()}
             self.log.write(
                 self.step,
                 epoch=self.epoch,
@@ -194,11 +288,15 @@ class Trainer:
                 loss=self.loss_sum / self.loss_count,
                 lr=self.config.lr * self.schedule.factor(self.step - 1),
                 samples_per_second=self.loss_count * self.config.batch_size / (time.perf_counter() - self._logged_at),
+                **measures,
             )
+            self._steady_seconds = (time.perf_counter() - self._logged_at) / self.loss_count
             self.loss_sum, self.loss_count, self._logged_at = 0.0, 0, time.perf_counter()
         every = self.config.evaluate_every
         due = end_of_epoch if every is None else self.step % every == 0
-        stop = self._evaluate() if self.valid is not None and (due or last) else False
+        stop = self._evaluate() if self.valid is not None and (due or last or ends_cycle) else False
+        if self.valid is not None and ends_cycle:
+            self.strategy.after_cycle(self.last_evaluation["logloss"])
         if self.config.save_every is not None and self.step % self.config.save_every == 0 and not last:
             self.save()
         return stop
@@ -208,16 +306,35 @@ class Trainer:
         assert self.valid is not None
         self._read_losses()
         metrics = evaluate_model(self.model, self.valid, allow_one_class=True)
+        if self.ranks:
+            metrics.update(rank_model(self.model, self.valid, self.config.rank_at))
         self.last_evaluation = metrics
         self.log.write(self.step, split="valid", epoch=self.epoch, **metrics)
         if self.config.early_stopping is None:
             return False
-        if metrics["logloss"] < self.best_logloss:
-            self.best_logloss, self.evaluations_without_gain = metrics["logloss"], 0
+        found = -metrics[self.best_by] if self.best_by == "logloss" else metrics[self.best_by]
+        if found > self.best:
+            self.best, self.evaluations_without_gain = found, 0
             self.save(BEST, keep=1)
             return False
         self.evaluations_without_gain += 1
         return self.evaluations_without_gain >= self.config.early_stopping
+
+    def _metric_of_the_best(self, data: Path) -> str:
+        """The name, among those of an evaluation, of what makes a model the best."""
+        k, chosen = self.config.rank_at, self.config.best_by
+        if chosen == "auto":
+            chosen = "ndcg" if self.ranks else "logloss"
+        if chosen in ("ndcg", "hr") and not self.ranks:
+            raise ConfigError(
+                f"--best-by {chosen} needs ranking cases for the validation split, and {data} has none: they are "
+                f"written for implicit data sets prepared with --valid"
+            )
+        if chosen == "auc" and self.valid is not None:
+            positives, rows = self.schema.splits["valid"].positives, len(self.valid)
+            if positives in (0, rows):
+                raise ConfigError(f"--best-by auc needs both labels in the validation split, {data} has one there")
+        return f"{chosen}@{k}" if chosen in ("ndcg", "hr") else chosen
 
     def _refuse_batch(self, batch: Batch, loss: float, place: str, done: str) -> None:
         path = self.out / BAD_BATCH_FILE
@@ -229,10 +346,13 @@ class Trainer:
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor | LazyTensor]:
         """All that changes in training, by name: what a checkpoint holds."""
-        found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        found: dict[str, Tensor | LazyTensor] = {
+            f"model.{name}": tensor for name, tensor in self.model.state_dict().items()
+        }
         found.update({f"optimizer.{name}": tensor for name, tensor in self.optimizers.tensors().items()})
+        found.update(self.strategy.tensors())
         return found
 
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None) -> Path:
@@ -242,23 +362,25 @@ class Trainer:
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
             "loss": [self.loss_sum, self.loss_count],
-            "best_logloss": None if math.isinf(self.best_logloss) else self.best_logloss,
+            "best": None if math.isinf(self.best) else self.best,
             "evaluations_without_gain": self.evaluations_without_gain,
             "last_evaluation": {k: None if math.isnan(v) else v for k, v in self.last_evaluation.items()},
         }
-        tensors = {**self.tensors(), "rng": torch.get_rng_state()}
-        return checkpoint.save(self.out / folder, self.step, tensors, state, keep=keep or self.config.keep)
+        with self.strategy.tables_at_home():
+            tensors = {**self.tensors(), "rng": torch.get_rng_state()}
+            return checkpoint.save(self.out / folder, self.step, tensors, state, keep=keep or self.config.keep)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of this run."""
         rng = torch.get_rng_state()
         state = checkpoint.load_into(path, {**self.tensors(), "rng": rng})
+        self.strategy.after_loading()
         torch.set_rng_state(rng)
         position = self.loader.load_state(state["data"])
         self.step = self.optimizers.step_count = state["step"]
         self.epoch, self.batch_in_epoch = position.epoch, position.batch
         self.loss_sum, self.loss_count = state["loss"]
-        self.best_logloss = math.inf if state["best_logloss"] is None else state["best_logloss"]
+        self.best = -math.inf if state["best"] is None else state["best"]
         self.evaluations_without_gain = state["evaluations_without_gain"]
         self.last_evaluation = {k: math.nan if v is None else v for k, v in state["last_evaluation"].items()}
 
@@ -266,6 +388,7 @@ class Trainer:
         """Start the run folder, or go on with the one that is there."""
         if resume and (self.out / "run.json").exists():
             self._refuse_other_settings()
+            refuse_other_data(self.schema, Schema.load(self.out), data)
             path = checkpoint.latest(self.out / CHECKPOINTS)
             if path is not None:
                 self.restore(path)
@@ -277,7 +400,7 @@ class Trainer:
     def _refuse_other_settings(self) -> None:
         """A resumed run must be told what it was told before, but for how long to go on and what to write."""
         before = TrainConfig.from_json(read_run(self.out)["config"]["train"]).to_json()
-        free = {"epochs", "steps", "save_every", "keep", "log_every", "device"}
+        free = {"epochs", "steps", "save_every", "keep", "log_every", "device", "kernels", "cuda_graph"}
         for name, value in self.config.to_json().items():
             old = before[name]
             if name not in free and old != value:
@@ -285,6 +408,10 @@ class Trainer:
                     f"{self.out} was trained with {name}={old!r} and is asked to resume with {name}={value!r}: "
                     f"pass the same settings, or start a new run"
                 )
+
+
+def _bf16(kind: str, on: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(kind, torch.bfloat16) if on else nullcontext()
 
 
 def _has_rows(schema: Any, split: str) -> bool:

@@ -1,0 +1,65 @@
+"""Timing on a device, and costs fitted to what was timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from holdall.placement.hardware import Cost, Line
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Times what runs on a device."""
+
+    device: torch.device
+    repeats: int = 5
+    budget: float = 0.2
+    """Seconds after which no further repeat is started."""
+    now: Callable[[], float] = time.perf_counter
+
+    def __call__(self, run: Callable[..., Any], prepare: Callable[[], Any] | None = None) -> float:
+        """Median seconds of `run`, without those of `prepare`, whose result it is given."""
+        taken: list[float] = []
+        while self.goes_on(taken):
+            given = () if prepare is None else (prepare(),)
+            self.wait()
+            start = self.now()
+            run(*given)
+            self.wait()
+            taken.append(self.now() - start)
+        return float(np.median(taken[1:]))
+
+    def goes_on(self, taken: Sequence[float]) -> bool:
+        """Whether to repeat once more; the first one does not count."""
+        return len(taken) <= self.repeats and (len(taken) < 3 or sum(taken) < self.budget)
+
+    def wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Cost:
+    """The cost that meets measured seconds at (lookups, rows) best in relative terms, with no part below 0."""
+    matrix = np.array([[1.0, lookups, rows] for lookups, rows in points])
+    target = np.array(seconds)
+    matrix = matrix / target[:, None]
+    best, least = np.zeros(3), np.inf
+    for used in ((0, 1, 2), (0, 1), (0, 2), (1, 2), (0,), (1,), (2,)):
+        solution = np.zeros(3)
+        solution[list(used)] = np.linalg.lstsq(matrix[:, used], np.ones(len(target)), rcond=None)[0]
+        error = float(np.square(matrix @ solution - 1).sum())
+        if (solution >= 0).all() and error < least - 1e-12:
+            best, least = solution, error
+    return Cost(*best.tolist())
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """The line through two or more points, with no part below 0."""
+    cost = fit([(size, 0.0) for size in sizes], seconds)
+    return Line(cost.base, cost.per_lookup)

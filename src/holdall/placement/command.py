@@ -1,0 +1,77 @@
+"""The command `holdall plan`: counts once, then plans, prints, explains and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+from holdall.placement.explain import explain_table, show_explanation
+from holdall.placement.hardware import Hardware, HardwareWarning, default_path
+from holdall.placement.inputs import PlanConfig, config_of, find_limits, find_lookups, make_problem
+from holdall.placement.plan import Plan
+from holdall.placement.planner import plan_problem, predict_problem
+from holdall.placement.show import show
+from holdall.popularity.profile import fingerprint
+from holdall.schema import Schema
+
+
+def run_plan(
+    data: Path,
+    config: PlanConfig,
+    *,
+    out: Path | None = None,
+    hardware: Path | None = None,
+    profile: Path | None = None,
+    edited: Path | None = None,
+    explain: str | None = None,
+    as_json: bool = False,
+) -> Plan:
+    """Plan `data`, or predict an edited plan again; returns it."""
+    schema = Schema.load(data)
+    given = None if edited is None else Plan.load(edited)
+    if given is not None:
+        given.check(schema)
+        config = config_of(given)
+    rates = hardware_here(hardware)
+    lookups = find_lookups(schema, data, profile)
+    problem = make_problem(schema, lookups, config, rates, data)
+    limits = find_limits(config, rates, data)
+    if given is None:
+        made = plan_problem(problem, config, limits, data.name, fingerprint(schema))
+    else:
+        made = predict_problem(given, problem, limits)
+    if explain is not None:
+        made.table(explain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HardwareWarning)  # said as a note of the plan
+        other = rates.check_machine()
+    if other is not None and other not in made.notes:
+        made = replace(made, notes=(*made.notes, other))
+    if as_json:
+        print(json.dumps(made.to_json(), indent=2))
+    else:
+        show(made)
+        if explain is not None:
+            show_explanation(explain_table(made, explain, problem, limits), made)
+    if out is not None:
+        made.save(out)
+        print(f"wrote {out}; next: holdall train {data} --plan {out}", file=sys.stderr)
+    return made
+
+
+def hardware_here(given: Path | None) -> Hardware:
+    """The rates of a file, or this machine's own, measured now when they never were."""
+    if given is not None:
+        return Hardware.load(given)
+    kept = default_path()
+    if kept.exists():
+        return Hardware.load(kept)
+    from holdall.placement.measure import measure_hardware
+
+    print(f"this machine was not measured yet: measuring it now, about a minute, into {kept}", file=sys.stderr)
+    measured = measure_hardware()
+    measured.save(kept)
+    return measured

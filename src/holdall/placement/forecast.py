@@ -1,0 +1,195 @@
+"""A plan with what it will take: bytes of every tier, to the byte, and seconds of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from holdall.errors import ConfigError
+from holdall.placement.cost import Load, Problem, stage_seconds, step_seconds, table_load
+from holdall.placement.lookups import choose_hot
+from holdall.placement.plan import TIERS, Bytes, Forecast, Plan, TableForecast, TablePlan
+from holdall.tables import Dense, Method
+from holdall.tiers.pipeline import rooms_for
+from holdall.training.optimizers import _new_slots
+
+FIND_BYTES = 34
+"""Bytes a lookup that telling far rows from hot ones takes at most: row numbers, places and marks."""
+
+
+def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Plan:
+    """The same choices with their forecast; `host_limit` bounds what the host keeps in memory of tables on disk."""
+    shares = _shares(plan, problem, host_limit)
+    cached, crowding, hot_share = shares
+    loads = {t.name: table_load(problem, t, cached.get(t.name, 0), crowding) for t in plan.tables}
+    stages = stage_seconds(problem, plan.tables, plan.strategy, loads)
+    if hot_share > 0:  # hot batches have nothing far, the others all of it
+        plain = {name: Load(load.lookups, load.distinct) for name, load in loads.items()}
+        hot_stages = stage_seconds(problem, plan.tables, plan.strategy, plain)
+        stages = {name: hot_share * hot_stages[name] + (1 - hot_share) * stages[name] for name in stages}
+    staging = staging_rows(problem, plan.tables, crowding) if plan.strategy not in ("plain", "host") else 0
+    tables = tuple(_with_forecast(plan, problem, table, loads[table.name]) for table in plan.tables)
+    seconds = step_seconds(problem, stages, plan.strategy)
+    made = Forecast(
+        memory=memory(plan, problem, tables, staging),
+        seconds=stages,
+        step_seconds=seconds,
+        staging_rows=staging,
+        before=sum(problem.tables.values()) * (problem.row_bytes + problem.state_bytes),
+        binds=_binds(plan, stages, seconds),
+        hardware=str(problem.hardware.machine.get("id")),
+    )
+    return replace(plan, tables=tables, forecast=made)
+
+
+def _shares(plan: Plan, problem: Problem, host_limit: int | None) -> tuple[dict[str, int], float, float]:
+    """Rows of tables on disk that stay in memory, how crowded far lookups are, and the share of hot batches."""
+    cached: dict[str, int] = {}
+    on_disk = [table for table in plan.tables if table.tail == "disk"]
+    if on_disk and host_limit is not None:
+        row = problem.row_bytes + problem.state_bytes
+        free = host_limit - sum(problem.tables[t.name] * row for t in plan.tables if t.tail == "host")
+        hot = sum(table.hot_rows for table in on_disk)
+        known = {table.name: problem.lookups[table.name] for table in on_disk}
+        chosen = choose_hot(known, dict.fromkeys(known, 1.0), row, max(0, free) + hot * row, problem.batch_size)
+        cached = {table.name: max(0, chosen[table.name] - table.hot_rows) for table in on_disk}
+    if plan.strategy != "hot-batches":
+        return cached, 1.0, 0.0
+    if problem.hot_inputs is None:
+        raise ConfigError("hot batches need the data set, to see which of its inputs are hot")
+    share = problem.hot_inputs({t.name: t.hot_rows if t.tiered else t.num_rows for t in plan.tables})
+    return cached, crowding_of(share), share
+
+
+def crowding_of(hot_share: float) -> float:
+    """How much closer far lookups come when this share of the samples, which have none, is in batches of its own."""
+    return 1 / max(1 - hot_share, 1e-3)
+
+
+def staging_bytes(problem: Problem, staging: int, prefetch: int) -> int:
+    """The rooms of a `TieredPack` that was made ready for `staging` far rows a step, and one more for evaluation."""
+    room_rows = staging + staging // 4 + 16 if staging else 0
+    return (rooms_for(prefetch) + 1) * room_rows * (problem.row_bytes + problem.state_bytes)
+
+
+def find_bytes(problem: Problem) -> int:
+    """What telling far rows from hot ones takes on the device, in a step."""
+    return FIND_BYTES * math.ceil(sum(problem.batch_lookups(name) for name in problem.tables))
+
+
+def staging_rows(problem: Problem, tables: Sequence[TablePlan], crowding: float = 1.0) -> int:
+    """Room for the far rows of a step: six deviations above the mean, and no more than there are or are looked up."""
+    size = round(problem.batch_size * crowding)
+    mean = variance = most = 0.0
+    for table in tables:
+        if table.tiered:
+            known = problem.lookups[table.name]
+            mean += known.distinct(size, table.hot_rows)
+            variance += known.variance(size, table.hot_rows)
+            most += min(table.num_rows - table.hot_rows, math.ceil(problem.batch_lookups(table.name)))
+    return max(1, min(math.ceil(mean + 6 * math.sqrt(variance)), round(most)))
+
+
+def table_bytes(problem: Problem, table: TablePlan, strategy: str, home: str | None = None) -> dict[str, Bytes]:
+    """What a table takes in every tier, of one process.
+
+    Where some tables have far rows, all dense ones have a place for every row at `home` as well: `host`, or `disk`.
+    Checkpoints bring hot rows there.
+    """
+
+    def rows(count: int) -> Bytes:
+        stored = table.method.num_bytes(count, problem.dim) if count else 0
+        return Bytes(parameters=stored, state=count * problem.state_bytes)
+
+    if not isinstance(table.method, Dense):
+        taken = compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer)
+        return {"host" if strategy == "host" else "device": taken}
+    if table.tail == "device":
+        near = {"device": rows(table.num_rows)}
+        return near if home is None else {**near, home: rows(table.num_rows)}
+    found = {"device": rows(table.hot_rows)} if table.hot_rows else {}
+    if table.tail == "sharded":
+        return {**found, "host": rows(-(-(table.num_rows - table.hot_rows) // problem.world_size))}
+    return {**found, table.tail: rows(table.num_rows)}
+
+
+def home_of(tables: Sequence[TablePlan], strategy: str) -> str | None:
+    """Where the rows of a plan's dense tables are at home when not all are on the device."""
+    if strategy not in ("split", "hot-batches"):
+        return None
+    return "disk" if any(table.tail == "disk" for table in tables) else "host"
+
+
+@lru_cache(maxsize=4096)
+def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) -> Bytes:
+    """Parameters, buffers and optimizer state of a table, counted on one that has shapes and no memory."""
+    table = method.build(num_rows, dim, device="meta")
+    by_row = {id(parameter) for parameter in table.row_parameters().values()}
+    state = 0
+    torch_state = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}[optimizer]
+    for parameter in table.parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in by_row:
+            state += sum(slot.nbytes for slot in _new_slots(optimizer, parameter).values())
+        elif torch_state:
+            state += torch_state * parameter.numel() * max(4, parameter.element_size()) + 4  # and its count of steps
+    parameters = sum(parameter.nbytes for parameter in table.parameters())
+    return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
+
+
+def memory(plan: Plan, problem: Problem, tables: Sequence[TablePlan], staging: int) -> dict[str, dict[str, int]]:
+    """Bytes of every tier by what they are for."""
+    found: dict[str, dict[str, int]] = {tier: {"tables": 0, "table_state": 0, "table_buffers": 0} for tier in TIERS}
+    for table in tables:
+        for tier, parts in table_bytes(problem, table, plan.strategy, home_of(tables, plan.strategy)).items():
+            found[tier]["tables"] += parts.parameters
+            found[tier]["table_state"] += parts.state
+            found[tier]["table_buffers"] += parts.buffers
+    room = staging_bytes(problem, staging, plan.prefetch)
+    step = problem.work.step_bytes(problem.batch_size)
+    if staging:
+        step += find_bytes(problem)
+    found["device"] |= {
+        "staging": room,
+        "dense": problem.work.parameter_bytes,
+        "dense_state": problem.work.state_bytes,
+        "step": step,
+    }
+    found["host"]["staging"] = staging * (problem.row_bytes + problem.state_bytes)
+    return found
+
+
+def _with_forecast(plan: Plan, problem: Problem, table: TablePlan, load: Load) -> TablePlan:
+    far = load.far_lookups / load.lookups if load.lookups else 0.0
+    if plan.strategy == "host":
+        lookups = {"host": 1.0}
+    elif table.tail == "sharded":
+        mine = 1 / problem.world_size
+        lookups = {"device": 1 - far, "host": far * mine, "remote": far * (1 - mine)}
+    elif table.tail == "disk":
+        missed = far * (load.from_disk / load.far if load.far else 0.0)
+        lookups = {"device": 1 - far, "host": far - missed, "disk": missed}
+    elif table.tail == "host":
+        lookups = {"device": 1 - far, "host": far}
+    else:
+        lookups = {"device": 1.0}
+    made = TableForecast(
+        bytes=table_bytes(problem, table, plan.strategy, home_of(plan.tables, plan.strategy)),
+        lookups=lookups,
+        per_sample=problem.lookups[table.name].per_sample,
+        far_rows=load.far,
+    )
+    return replace(table, forecast=made)
+
+
+def _binds(plan: Plan, stages: Mapping[str, float], seconds: float) -> str:
+    """What keeps the step from being faster: its longest stage, and the memory that makes rows far."""
+    longest = max(stages, key=lambda stage: stages[stage])
+    told = f"{longest.replace('_', ' ')} takes {stages[longest] / max(seconds, 1e-12):.0%} of the step"
+    moved = stages["find"] + stages["fetch"] + stages["send_back"]
+    if any(table.tiered for table in plan.tables) and moved > 0:
+        told += f"; device memory: far rows take {moved / max(seconds, 1e-12):.0%}"
+    return told

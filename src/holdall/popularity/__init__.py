@@ -1,0 +1,1 @@
+"""Who is looked up how often: the profile of a data set, and which rows are hot."""

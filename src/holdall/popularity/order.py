@@ -1,0 +1,240 @@
+"""A second order inside the tail: ids that occur together sit together (the local order of EL-Rec).
+
+    order("data", "data-ordered")
+
+Neighbouring ids share the leading digits of a tensor train, so a batch of ids that sit together needs fewer prefix
+products (`kernels/tensor_train.py`). The most popular ids keep their rank; of the others, those that occur together
+(`cooccurrence.py`) form communities (`communities.py`), which come one after the other: the one with the most lookups
+first, the most frequent id first within each, and at the end the ids that are in none, by frequency.
+
+It changes nothing but numbers: each row has the same values under other ids, and the bijection is kept in the folder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from holdall.data.dataset import DataSet
+from holdall.data.id_map import IdMap, id_dtype, id_map_path
+from holdall.data.passes import Progress
+from holdall.data.prepare import check_output, progress_bar
+from holdall.errors import ConfigError, DataError
+from holdall.files import atomic_folder, refuse_existing, sha256
+from holdall.popularity import communities, cooccurrence
+from holdall.popularity.bijection import Bijection, fingerprint, load_orders
+from holdall.popularity.communities import Communities, find_communities
+from holdall.popularity.cooccurrence import count_pairs, features_of, tables_of
+from holdall.popularity.renumber import RenumberedFolder
+from holdall.schema import SCHEMA_FILE, Schema
+from holdall.sizes import parse_bytes, readable_bytes
+
+Array = npt.NDArray[Any]
+
+LEAST_EDGES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderConfig:
+    """How the tail of each table is ordered."""
+
+    hot: float = 0.05
+    """Share of the most popular ids that keep their rank."""
+    hot_by: Literal["rows", "lookups"] = "rows"
+    """What `hot` is a share of: the rows of a table (EL-Rec), or the lookups that its most popular ids take."""
+    window: int = 512
+    """Samples less than this apart in the files count as together, for features of one id a sample."""
+    partners: int = 8
+    """Most later lookups that each lookup is linked with, drawn when the window or bag has more."""
+    min_rows: int = 1000
+    """Tables with fewer rows keep their order: they are stored dense, where it gains nothing."""
+    memory: str = "1GB"
+    """For the graph of one table; beyond it the rarest ids are left out. An id map and a file of rows come on top."""
+    seed: int = 0
+    """Seed of the drawn partners and of the search for communities."""
+    overwrite: bool = False
+    """Replace the output folder when it holds a data set already."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hot < 1:
+            raise ConfigError(f"hot is {self.hot}: it is a share, from 0 to below 1, of the ids that keep their rank")
+        for name, least in (("window", 2), ("partners", 1), ("min_rows", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
+        if self.max_edges < LEAST_EDGES:
+            least_bytes = readable_bytes(LEAST_EDGES * bytes_per_edge())
+            raise ConfigError(f"memory is {self.memory}, but a graph worth having needs {least_bytes} or more")
+
+    @property
+    def max_edges(self) -> int:
+        return parse_bytes(self.memory) // bytes_per_edge()
+
+
+def bytes_per_edge() -> int:
+    """Memory that an edge takes, while pairs are counted or while communities are found, whichever is more."""
+    return max(cooccurrence.EdgeCounter.BYTES_PER_EDGE, communities.BYTES_PER_EDGE)
+
+
+DEFAULTS = OrderConfig()
+
+
+def order(
+    data: str | Path,
+    out: str | Path,
+    config: OrderConfig = DEFAULTS,
+    *,
+    like: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Schema:
+    """Write the data set `data` to the folder `out` with the tails of its tables in community order.
+
+    `like` is a folder that was ordered before: its order is used again, and must be of the same ids. The time grows
+    with the lookups of tail ids (`partners` pairs each) and with the edges of the graph; memory as `config` says.
+    """
+    data, out = Path(data), Path(out)
+    refuse_ordered(data)
+    if out.resolve() == data.resolve():
+        raise ConfigError(f"--out is the data set itself ({data}), which is kept as it is: choose another folder")
+    check_output(out, config.overwrite)
+    if like is None:
+        communities.import_igraph()
+    with progress_bar(progress) as report, atomic_folder(out) as folder:
+        if like is None:
+            orders, record = find_orders(data, config, report)
+        else:
+            orders, record = load_orders(Path(like)), dict(Schema.load(Path(like)).order or {})
+        record = {**record, "source": sha256(data / SCHEMA_FILE)}
+        schema = RenumberedFolder(data, orders).write(folder, record, report)
+        if config.overwrite:  # only now, so that a failed run keeps what was there
+            refuse_existing(out, overwrite=True)
+    return schema
+
+
+def refuse_ordered(data: Path) -> None:
+    """A second order would lose the ranks that the first one kept."""
+    if Schema.load(data).order is not None:
+        raise DataError(
+            f"{data} is in community order already: to order it in another way, order the folder it was made from"
+        )
+
+
+def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[dict[str, Bijection], dict[str, Any]]:
+    """The new order of every table that gets one, and what `schema.json` says of it; one table at a time."""
+    schema = Schema.load(data)
+    tables = tables_of(schema)
+    if "train" not in schema.splits:
+        raise DataError(f"{data} has no training split, so nothing is known of which ids occur together")
+    rows = DataSet(data, "train")
+    orders: dict[str, Bijection] = {}
+    told: dict[str, dict[str, Any]] = {}
+    left: dict[str, str] = {}
+    for done, table in enumerate(tables, start=1):
+        feature = features_of(schema, table)[0]
+        if feature.num_rows < config.min_rows:
+            left[table] = f"{feature.num_rows:,} rows, fewer than min_rows"
+        else:
+            found = order_table(rows, table, IdMap.load(id_map_path(data, feature.name)), config)
+            if isinstance(found, str):
+                left[table] = found
+            else:
+                orders[table], told[table] = found
+        progress("order", done, len(tables))
+    if not orders:
+        reasons = "; ".join(f"{table}: {reason}" for table, reason in list(left.items())[:3])
+        raise ConfigError(
+            f"no table of {data} has a tail to put in order ({reasons}): change min_rows, hot or window, or use the "
+            f"data set as it is"
+        )
+    parameters = {name: value for name, value in asdict(config).items() if name != "overwrite"}
+    return orders, {"parameters": parameters, "tables": told, "left": left}
+
+
+def order_table(
+    rows: DataSet, table: str, id_map: IdMap, config: OrderConfig
+) -> tuple[Bijection, dict[str, Any]] | str:
+    """The new order of one table and what was found, or why it keeps the old one."""
+    counts = id_map.counts
+    if not counts.sum():
+        return "no lookups in the training split"
+    first = num_hot(counts, config)
+    if id_map.num_rows - first < 2:
+        return f"all {id_map.num_rows:,} ids are hot"
+    edges = count_pairs(
+        rows,
+        table,
+        first,
+        window=config.window,
+        partners=config.partners,
+        max_edges=config.max_edges,
+        seed=config.seed,
+    )
+    size = max(2, round(id_map.num_rows ** (1 / 3)))  # ids that share a prefix of a tensor train with three cores
+    found = find_communities(edges, size=size, seed=config.seed)
+    if not found.levels:
+        return f"no communities among {id_map.num_rows - first:,} ids (modularity {found.modularity:.3f})"
+    old = community_order(counts, first, found)
+    taken = float(counts[found.ids].sum() / counts.sum())
+    facts = {
+        "rows": id_map.num_rows,
+        "communities": found.num_groups,
+        "modularity": found.modularity,
+        "grouped_ids": len(found.ids),
+        "grouped_lookups": taken,
+        "edges": len(edges),
+        "pairs": edges.num_pairs,
+        "linked_below": edges.stop,
+    }
+    return Bijection(table, old.astype(id_dtype(len(old))), first, fingerprint(id_map)), facts
+
+
+def num_hot(counts: Array, config: OrderConfig) -> int:
+    """How many ids keep their rank."""
+    if config.hot_by == "rows":
+        return math.ceil(config.hot * len(counts))
+    if config.hot == 0:
+        return 0
+    return int(np.searchsorted(np.cumsum(counts), config.hot * counts.sum())) + 1
+
+
+def community_order(counts: Array, first: int, found: Communities) -> Array:
+    """[num_rows] old ids in their new order. `counts` [num_rows] are not increasing."""
+    places = [by_lookups(level, found.ids, counts) for level in reversed(found.levels)]
+    grouped = found.ids[np.lexsort([found.ids, *places])]  # the last key counts most
+    alone = np.ones(len(counts), dtype=bool)
+    alone[:first] = False
+    alone[found.ids] = False
+    return np.concatenate([np.arange(first), grouped, np.flatnonzero(alone)])
+
+
+def by_lookups(group: Array, ids: Array, counts: Array) -> Array:
+    """[V] place of each id's group when groups are sorted by their lookups, the most first; ties by their first id."""
+    total = np.bincount(group, weights=counts[ids])
+    first = np.full(len(total), np.iinfo(np.int64).max)
+    np.minimum.at(first, group, ids)
+    place = np.empty(len(total), dtype=np.int64)
+    place[np.lexsort((first, -total))] = np.arange(len(total))
+    return place[group]
+
+
+def show(schema: Schema) -> None:
+    """Print what `order` found for each table, for a person."""
+    from rich.console import Console
+
+    from holdall.inspection import table as plain_table
+
+    record = schema.order or {}
+    shown = plain_table("table", "rows", "ordered from", "communities", "their lookups")
+    for table in tables_of(schema):
+        facts = record.get("tables", {}).get(table)
+        if facts is None:
+            kept = record.get("left", {}).get(table, "the order does not have it")
+            shown.add_row(table, f"{features_of(schema, table)[0].num_rows:,}", "as it was", kept)
+        else:
+            numbers = (facts["rows"], facts["ordered_from"], facts["communities"])
+            shown.add_row(table, *(f"{number:,}" for number in numbers), f"{facts['grouped_lookups']:.1%}")
+    Console().print(shown)

@@ -1,0 +1,284 @@
+"""How a run spreads its tables: where they live, in what batches samples come, and what happens around a step.
+
+A strategy builds the model and the loader of a run, and the trainer tells it about every step. `plain` keeps tables
+where the model is; the others are for tables that are larger than the device.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdall.batch import Batch
+from holdall.data.dataset import DataSet
+from holdall.data.negatives import training_loader
+from holdall.errors import ConfigError
+from holdall.models.model import LookedUp, Model
+from holdall.placement.plan import Plan
+from holdall.popularity.hot import count_lookups, hot_inputs, hot_rows, ranked_rows, smallest_useful_budget
+from holdall.popularity.profile import Profile
+from holdall.sizes import parse_bytes, readable_bytes
+from holdall.tiers.lazy_tensor import LazyTensor
+from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.place import Tiers, move_dense_part, place
+from holdall.training.config import TrainConfig
+from holdall.training.copy_ahead import copied_ahead
+from holdall.training.hot_batches import HotBatches, Segment
+from holdall.training.optimizers import state_bytes_per_row
+from holdall.training.stages import StageTimes
+
+
+class Strategy:
+    """`plain`: tables on the device, with everything else. Files it needs for a while go under `scratch`."""
+
+    def __init__(
+        self, config: TrainConfig, data: DataSet, device: torch.device, scratch: Path, plan: Plan | None = None
+    ):
+        self.config, self.data, self.device, self.scratch, self.plan = config, data, device, scratch, plan
+        self.stages = StageTimes(device)
+        self.model = self._build_model()
+        self.loader = self._build_loader()
+
+    def _build_model(self) -> Model:
+        return self.config.build_model(self.data.schema, device=self.device)
+
+    def _build_loader(self) -> Any:
+        return training_loader(
+            self.data,
+            self.config.batch_size,
+            num_negatives=self.config.negatives,
+            shuffle=self.config.shuffle,
+            seed=self.config.seed,
+        )
+
+    def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
+        """The batches of an epoch, in stretches between which the order may be changed."""
+        batches = self.loader.epoch(epoch, start_batch)
+        yield Segment("mixed", batches, self.loader.num_batches - start_batch, ends_cycle=False)
+
+    def after_cycle(self, loss: float) -> None:
+        """Take note of the loss on the validation split after a segment that ends a cycle."""
+
+    def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
+        """What the tables give for a batch, on the device; `moved` is its copy there."""
+        return self.model.lookup(moved)
+
+    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
+        """`(batch, the same on the device)`, checked and ready to be looked up; `step` is the number of the first."""
+        return copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
+
+    def after_step(self, step: int) -> None:
+        """After the update; `step` counts from 1."""
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether the step under way works on the device alone, so that it can be captured."""
+        return True
+
+    def addresses(self) -> Hashable:
+        """Where the tables are that such a step works on."""
+        return tuple(pack.storage.data_ptr() for pack in self.model.bags.packs)
+
+    @contextmanager
+    def tables_at_home(self) -> Iterator[None]:
+        """Inside, the model's parameters and the optimizer's state are as a checkpoint should hold them."""
+        yield
+
+    def tensors(self) -> dict[str, Tensor | LazyTensor]:
+        """What a checkpoint keeps beyond the model and its optimizer, or in the place of a parameter of the model."""
+        return {}
+
+    def close(self) -> None:
+        """At the end of the run, however it ends."""
+
+    def after_loading(self) -> None:
+        """After a checkpoint was copied into the model, the optimizer and `tensors`."""
+
+    def measures(self) -> dict[str, float]:
+        """Figures of the run so far, for its log."""
+        return {}
+
+
+class HostTables(Strategy):
+    """`host`: tables on the host and looked up there; pooled vectors go to the device and their gradients come back.
+
+    The hybrid mode of DLRM: 2 * features * dim numbers a sample cross the bus.
+    """
+
+    def __init__(
+        self, config: TrainConfig, data: DataSet, device: torch.device, scratch: Path, plan: Plan | None = None
+    ):
+        super().__init__(config, data, device, scratch, plan)
+        self._samples = 0
+        self._bytes = 0
+
+    def _build_model(self) -> Model:
+        model = self.config.build_model(self.data.schema)
+        move_dense_part(model, self.device)
+        model.bags.deliver_to = self.device
+        return model
+
+    def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
+        found = self.model.lookup(replace(moved, ids=batch.ids))
+        parts = found if isinstance(found, tuple) else (found,)
+        self._samples += len(batch)
+        self._bytes += 2 * sum(part.nbytes for part in parts)
+        return found
+
+    def measures(self) -> dict[str, float]:
+        return {"moved_bytes_per_sample": self._bytes / max(1, self._samples)}
+
+
+class Split(Strategy):
+    """`split`: hot rows on the device, the others on the host or on disk; a step fetches those it needs and sends them
+    back.
+
+    While they are on their way, the hot rows of the batch are looked up. Rows that were never touched take no memory.
+    The result is that of `plain`, bit for bit.
+    """
+
+    tiers: Tiers
+
+    def _build_model(self) -> Model:
+        model = self.config.build_model(self.data.schema, dense_device="meta")
+        packed = {name for pack in model.bags.packs for name in pack.tables}
+        everything = {name: model.bags.table(name).num_rows for name in dict.fromkeys(model.bags.features.values())}
+        self.row_bytes = model.bags.dim * 4 + state_bytes_per_row(self.config.optimizer_config(), model.bags.dim)
+        self.hot_rows = self._choose_hot_rows(packed) if self.plan is None else self.plan.hot_rows()
+        self.limits = {**everything, **self.hot_rows}  # compressed tables are on the device as a whole
+        config = self.config
+        shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed: its checkpoint has what counts
+        self.tiers = place(
+            model,
+            self.hot_rows,
+            self.device,
+            refreshes=config.refresh_hot is not None,
+            num_rooms=rooms_for(config.prefetch),
+            tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
+            folder=self.scratch,
+        )
+        self.pipeline = Pipeline(
+            self.tiers,
+            config.prefetch,
+            config.consistency,
+            refresh_every=config.refresh_hot,
+            stage=lambda name: self.stages.stage(name, waits=False),
+        )
+        return model
+
+    def _choose_hot_rows(self, packed: set[str]) -> dict[str, int]:
+        """As many rows of the dense tables as fit `hot_bytes`, by their worth."""
+        assert self.config.hot_bytes is not None
+        counts = {name: counts for name, counts in self._lookups().items() if name in packed}
+        budget = parse_bytes(self.config.hot_bytes)
+        return hot_rows(counts, self.row_bytes, budget, at_most=ranked_rows(self.data.schema))
+
+    def _lookups(self) -> Mapping[str, Any]:
+        """How often each row of a table is looked up: as the profile says, or counted now."""
+        if self.config.profile is None:
+            return count_lookups(self.data)
+        profile = Profile.load(self.config.profile)
+        profile.check(self.data.schema)
+        return profile.counts()
+
+    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
+        return self.pipeline.steps(segment.batches, lambda batch: self.model.check(batch.ids), first=step)
+
+    def after_step(self, step: int) -> None:
+        self.pipeline.finish_step()
+        if self.config.refresh_hot is not None and step % self.config.refresh_hot == 0:
+            self.pipeline.refresh()
+
+    @contextmanager
+    def tables_at_home(self) -> Iterator[None]:
+        self.tiers.flush()
+        with self.tiers.in_order_of_ids():
+            yield
+
+    def tensors(self) -> dict[str, Tensor | LazyTensor]:
+        lazy = {f"model.bags.{name}": tensor for name, tensor in self.tiers.lazy_weights().items()}
+        return {**lazy, **self.tiers.tensors()}
+
+    def close(self) -> None:
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def after_loading(self) -> None:
+        self.tiers.after_loading()
+
+    def measures(self) -> dict[str, float]:
+        traffic = self.tiers.traffic
+        lookups = max(1, traffic.lookups)
+        return {
+            "hot_share_of_lookups": traffic.hot_lookups / lookups,
+            "moved_bytes_per_sample": traffic.total / lookups * len(self.model.bags.features),
+        }
+
+
+class HotBatchesStrategy(Split):
+    """`hot-batches`: as `split`, with inputs that need hot rows only in batches of their own (FAE)."""
+
+    _hot = False
+    """Whether the segment under way is one of hot batches."""
+
+    def _build_loader(self) -> HotBatches:
+        is_hot = hot_inputs(self.data, self.limits)
+        if not is_hot.any():
+            enough = smallest_useful_budget(self.data, self._lookups(), self.row_bytes)
+            given = "the plan's hot rows" if self.plan is not None else f"--hot-bytes {self.config.hot_bytes}"
+            raise ConfigError(
+                f"no input of {self.data.folder} is fully hot within {given}: about {readable_bytes(enough)} would "
+                f"make a tenth of them hot, or use --strategy split"
+            )
+        return HotBatches(self.data, is_hot, self.config.batch_size, seed=self.config.seed)
+
+    def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
+        return self.loader.segments(epoch, start_batch)
+
+    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
+        """Hot batches need nothing fetched: they go straight to the device, and their steps may be captured."""
+        self._hot = segment.kind == "hot"
+        if not self._hot:
+            yield from super().on_device(segment, step)
+            return
+        for batch, moved in copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids)):
+            self.tiers.count_hot(batch.ids)
+            yield batch, moved
+
+    def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
+        for pack in self.tiers.packs:
+            pack.all_hot = self._hot
+        try:
+            return super().lookup(batch, moved)
+        finally:
+            for pack in self.tiers.packs:
+                pack.all_hot = False
+
+    def after_step(self, step: int) -> None:
+        if not self._hot:
+            super().after_step(step)
+
+    @property
+    def moves_nothing(self) -> bool:
+        return self._hot
+
+    def after_cycle(self, loss: float) -> None:
+        self.loader.interleaving.after(loss)
+
+    def measures(self) -> dict[str, float]:
+        shares = {"hot_share_of_inputs": self.loader.hot_share, "hot_batch_rate": self.loader.interleaving.rate}
+        return {**super().measures(), **shares}
+
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "plain": Strategy,
+    "host": HostTables,
+    "split": Split,
+    "hot-batches": HotBatchesStrategy,
+}

@@ -1,0 +1,173 @@
+"""The whole training step on a GPU: a graph gives the same bits, nothing waits for the device, rows in two bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdall.bags import EmbeddingBags
+from holdall.batch import Ids
+from holdall.errors import ConfigError
+from holdall.kernels.path import HAS_TRITON, kernel_path
+from holdall.tables import Frobenius, HotCold
+from holdall.training.config import TrainConfig
+from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.training.tracking import read_metrics
+from holdall.training.trainer import Trainer, train
+
+if not torch.cuda.is_available():
+    pytest.skip("there is no GPU", allow_module_level=True)
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from tests.kernels import triton_checks as checks
+
+SMALL = TrainConfig(
+    dim=16, bottom=(32,), top=(32,), batch_size=128, log_every=1, epochs=2, lr=0.05, device="cuda", warmup_steps=4,
+    decay_start=10, decay_steps=60,
+)  # fmt: skip
+
+
+def curve(run: Path) -> list[float]:
+    return [row["loss"] for row in read_metrics(run) if row["split"] == "train"]
+
+
+def parameters(
+    data: Path, run: Path, config: TrainConfig
+) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
+    """Losses, everything that a run changed, and what it says of itself."""
+    trainer = None
+    with kernel_path(config.kernels):
+        trainer = Trainer(data, run, config, quiet=True)
+        said = trainer.run()
+    return curve(run), {name: tensor.clone() for name, tensor in trainer.tensors().items()}, said
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "sgd"},
+        {"optimizer": "adagrad", "clip_norm": 0.05},
+        {"optimizer": "rowwise_adagrad", "precision": "bf16", "compile": True},
+        {"optimizer": "adam", "table_dtype": "bf16", "stochastic_rounding": True},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_a_graph_gives_the_same_bits(data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    config = replace(SMALL, **options)
+    losses, tensors, said = parameters(data, tmp_path / "graph", replace(config, cuda_graph="on"))
+    expected_losses, expected, plain = parameters(data, tmp_path / "eager", replace(config, cuda_graph="off"))
+    assert int(said["cuda_graph"].split()[0]) > 30
+    assert "cuda_graph" not in plain
+    assert losses == expected_losses
+    assert losses[-1] < losses[0]
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "frobenius"}, {"method": "hot_cold", "setting": ("hot_rows=20", "cold=frobenius")}]
+)
+def test_compressed_tables_in_a_graph(data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    config = replace(SMALL, optimizer="sgd", min_rows=40, **options)
+    losses, tensors, _ = parameters(data, tmp_path / "graph", replace(config, cuda_graph="on"))
+    expected_losses, expected, _ = parameters(data, tmp_path / "eager", replace(config, cuda_graph="off"))
+    plain_losses, plain, _ = parameters(data, tmp_path / "torch", replace(config, cuda_graph="off", kernels="torch"))
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected_losses), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain_losses), rtol=1e-3, atol=0.0)
+    for name in expected:
+        torch.testing.assert_close(tensors[name], expected[name], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(tensors[name], plain[name], rtol=1e-2, atol=1e-3)
+
+
+def test_graphs_that_cannot_be_had(data: Path, bag_data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="features have several ids or weights"):
+        train(bag_data, tmp_path / "bags", replace(SMALL, cuda_graph="on"), quiet=True)
+    with pytest.raises(ConfigError, match="rows are not updated by Triton kernels"):
+        train(data, tmp_path / "torch", replace(SMALL, cuda_graph="on", kernels="torch"), quiet=True)
+    said = train(bag_data, tmp_path / "auto", SMALL, quiet=True)
+    assert said["cuda_graph"] == "0 steps"
+    said = train(
+        data, tmp_path / "waits", replace(SMALL, method="memcom", setting=("buckets=9",), min_rows=40), quiet=True
+    )
+    assert "a step waits for the device" in said["cuda_graph"]
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])
+def test_clipped_steps_of_compressed_tables_do_not_wait(name: str) -> None:
+    methods = {"a": Frobenius(rank=4, terms=2), "b": HotCold(hot_rows=3, cold=Frobenius(rank=4, terms=2))}
+    bags = EmbeddingBags.build({"a": 500, "b": 70, "c": 7}, 24, methods, device="cuda")
+    optimizers = Optimizers(bags, OptimizerConfig(name=name))
+    ids = Ids(torch.randint(7, (3, 50), device="cuda"), None, 3)
+
+    def step() -> torch.Tensor:
+        bags(ids).square().sum().backward()
+        norm = optimizers.clip(0.01)
+        optimizers.step()
+        assert isinstance(norm, torch.Tensor)
+        return norm
+
+    step()
+    with no_waiting():
+        norm = step()
+    assert float(norm) > 0
+
+
+def test_clipping_equals_plain_torch() -> None:
+    results = []
+    for path in ("triton", "torch"):
+        with kernel_path(path):
+            generator = torch.Generator("cuda").manual_seed(0)
+            bags = EmbeddingBags.build({"a": 500, "b": 70}, 24, {"a": Frobenius()}, device="cuda", generator=generator)
+            optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=1.0))
+            norms = []
+            for seed in range(3):
+                values = torch.randint(70, (2, 50), generator=torch.Generator().manual_seed(seed)).cuda()
+                bags(Ids(values, None, 2)).sum().backward()
+                norms.append(float(optimizers.clip(0.5)))
+                optimizers.step()
+        results.append([torch.tensor(norms), *(parameter.detach() for parameter in bags.parameters())])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch.dtype) -> None:
+    checks.check_stochastic(optimizer, dtype, "cuda")
+
+
+@pytest.mark.parametrize("optimizer", list(checks.SLOTS))
+def test_settings_on_the_device(optimizer: str) -> None:
+    checks.check_settings_on_the_device(optimizer, "cuda")
+
+
+@pytest.mark.parametrize("kind", ["one row", "long runs", "distinct"])
+def test_norm_of_summed_gradients(kind: str) -> None:
+    checks.check_norm(20_011, 20_021, 128, kind, "cuda")
+
+
+def test_two_byte_tables_learn(data: Path, tmp_path: Path) -> None:
+    curves = []
+    for dtype in ("float32", "bf16", "fp16"):
+        config = replace(SMALL, table_dtype=dtype, stochastic_rounding=dtype != "float32", kernels="triton")
+        train(data, tmp_path / dtype, config, quiet=True)
+        curves.append(torch.tensor(curve(tmp_path / dtype)))
+    for found in curves[1:]:  # they start from other draws
+        torch.testing.assert_close(found[-10:].mean(), curves[0][-10:].mean(), rtol=5e-2, atol=0.0)
+        assert found[-10:].mean() < 0.98 * found[0]

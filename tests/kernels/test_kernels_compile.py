@@ -1,0 +1,99 @@
+"""The Triton kernels compile for a GPU of compute capability 9.0 without one: what the interpreter lets pass is found.
+
+The interpreter runs kernels as Python, where a variable may change its shape in a loop; the compiler refuses that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdall.kernels.path import HAS_TRITON, INTERPRETED
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if INTERPRETED:
+    pytest.skip("Triton's interpreter is on: kernels are not compiled", allow_module_level=True)
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from holdall.kernels import frobenius_triton, interaction_triton, lookup_triton, row_update_triton
+
+SCALARS = {"lr": "fp32", "eps": "fp32", "beta1": "fp32", "beta2": "fp32", "correction1": "fp32", "correction2": "fp32"}
+INTEGERS = {
+    "meta", "values", "offsets", "bag_of", "rows", "info", "ids", "order", "begun", "num_begun", "key", "lookup_weights"
+}  # fmt: skip
+NUMBERS = {
+    "num_bags", "num_lookups", "num_features", "num_vectors", "num_others", "dim", "width", "source_stride",
+    "sample_stride", "target_stride", "bag_stride", "out_columns",
+}  # fmt: skip
+
+
+def compiled(kernel: Any, num_warps: int, types: dict[str, str] | None = None, **constants: Any) -> str:
+    """The kernel's machine code for constants by name; other arguments have the types that their names suggest."""
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        guess = "*i64" if name in INTEGERS else "i32" if name in NUMBERS else SCALARS.get(name, "*fp32")
+        return (types or {}).get(name, guess)
+
+    signature = {name: kind(name) for name in kernel.arg_names}
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
+    return str(found.asm["ptx"])
+
+
+FACTORS = {"FACTOR": tl.float32, "RANK": 8}
+
+
+@pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize(("out", "precision"), [("*fp32", "ieee"), ("*bf16", "tf32")])
+def test_frobenius(bags: bool, out: str, precision: str) -> None:
+    shape = {"DIM": 128, "BLOCK_N": 16, "BLOCK_R": 16, "BLOCK_D": 128, **FACTORS}
+    forward = compiled(
+        frobenius_triton._forward_kernel, 1, {"out": out}, PRECISION=precision, HAS_BAGS=bags, SCALED=bags,
+        SAVES_U=True, TERMS=4, **shape,
+    )  # fmt: skip
+    assert "st.global" in forward
+    precision = "tf32x3" if precision == "ieee" else precision
+    assert "mma" in compiled(frobenius_triton._basis_kernel, 2, {"grad": out}, PRECISION=precision, **shape)
+    scatter = compiled(
+        frobenius_triton._scatter_kernel, 4, HAS_BAGS=bags, SCALED=bags, NEEDS_SCALE=bags, BY_LOOKUP=False, COLUMNS=32,
+        BLOCK_L=32, BLOCK_C=32, **FACTORS,
+    )  # fmt: skip
+    assert "atom" in scatter
+
+
+@pytest.mark.parametrize("optimizer", row_update_triton.OPTIMIZERS.values())
+def test_row_update(optimizer: int) -> None:
+    shared = {
+        "OPTIMIZER": optimizer, "FRACTION": 7, "LEAST": 8, "DEVICE_RATES": True, "SCALED": True, "BLOCK_K": 8,
+        "BLOCK_D": 64,
+    }  # fmt: skip
+    types = {"weight": "*bf16"}
+    runs = compiled(row_update_triton._sum_runs_kernel, 1, types, HAS_BAGS=True, WEIGHTED=False, LONG_RUN=16, **shared)
+    assert "st.global" in runs
+    assert "st.global" in compiled(row_update_triton._finish_runs_kernel, 1, types, BLOCK_C=8, FROM_BACK=True, **shared)
+
+
+def test_lookups() -> None:
+    assert "st.global" in compiled(lookup_triton._gather_kernel, 4, BLOCK_L=32, BLOCK_D=128)
+    assert "st.global" in compiled(lookup_triton._pool_kernel, 4, WEIGHTED=True, MEAN=False, BLOCK_N=64, BLOCK_D=16)
+    assert "st.global" in compiled(lookup_triton._place_kernel, 4, COLUMNS=21, BLOCK_L=32, BLOCK_D=128)
+    assert "st.global" in compiled(lookup_triton._number_kernel, 4, COLUMNS=26, BLOCK_L=1024)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_interaction(two: bool) -> None:
+    halves = dict.fromkeys(("first", "vectors", "others", "out"), "*fp16")
+    code = compiled(
+        interaction_triton._forward_kernel, 1, halves, COMPUTE=tl.float16, PRECISION="ieee", HAS_FIRST=True,
+        GATHER=True, TWO=two, BLOCK_V=32, BLOCK_D=128,
+    )  # fmt: skip
+    assert "mma" in code

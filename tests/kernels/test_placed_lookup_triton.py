@@ -1,0 +1,54 @@
+"""Tables of several kinds written into one output, in Triton's interpreter: steps and inference equal plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdall.bags import EmbeddingBags
+from holdall.batch import Batch, Ids
+from holdall.kernels.path import HAS_TRITON, INTERPRETED, kernel_path
+from holdall.models.dlrm import DLRMConfig
+from holdall.schema import DenseColumn, Feature, Schema
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if not INTERPRETED:
+    pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
+
+from tests.kernels.placed_checks import METHODS, ROWS, some_ids, steps
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_steps_equal_plain_torch(optimizer: str) -> None:
+    for found, expected in zip(steps("triton", optimizer), steps("torch", optimizer), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+def test_some_features_in_another_order() -> None:
+    bags = EmbeddingBags.build(ROWS, 8, METHODS)
+    with torch.no_grad():
+        expected = bags(some_ids(5, 0))
+        with kernel_path("triton"):
+            found = bags(some_ids(5, 0), [3, 0, 4])
+    torch.testing.assert_close(found, expected[:, [3, 0, 4]])
+
+
+def test_inference_reads_rows_where_they_are() -> None:
+    rows = {name: count for name, count in ROWS.items() if name != "e"}
+    schema = Schema(
+        label="label",
+        dense=(DenseColumn(name="x"),),
+        features=tuple(Feature(name=name, num_rows=count, unseen=count - 1) for name, count in rows.items()),
+        splits={},
+    )
+    model = DLRMConfig(dim=8, bottom=(4,), top=(4,)).build(schema, METHODS)
+    values = torch.stack([torch.randint(count, (6,)) for count in rows.values()])
+    batch = Batch(torch.rand(6, 1), Ids(values, None, len(rows)), torch.zeros(6))
+    with torch.no_grad():
+        expected = model(batch)
+        with kernel_path("triton"):
+            looked_up = model.lookup(batch)
+            assert isinstance(looked_up, tuple)
+            assert looked_up[2].shape == (18, 8)
+            torch.testing.assert_close(model.score(batch.dense, looked_up), expected)

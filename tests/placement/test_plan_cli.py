@@ -1,0 +1,105 @@
+"""`holdall plan` and `holdall hardware` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from holdall.cli import main
+from holdall.placement.plan import Plan
+from tests.placement.made_up_hardware import ELSEWHERE, hardware
+
+MODEL = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> str:
+    hardware().save(tmp_path / "hardware.json")
+    return str(tmp_path / "hardware.json")
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    main([*arguments])
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments])
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_plan_is_printed_and_written(
+    data: Path, rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    out = str(tmp_path / "plan.json")
+    plan = ["plan", str(data), "--hardware", rates, "--preset", "el-rec", "--device-memory", "70kb", *MODEL]
+    shown = said(capsys, *plan, "--out", out, "--explain", "C3")
+    for words in ("C3", "host", "samples/s", "what binds:", "its next hot row would save", "all of it on the device"):
+        assert words in shown
+    made = Plan.load(out)
+    assert made.forecast is not None
+    assert made.caps.device == 70_000
+    document = json.loads(Path(out).read_text())
+    document["tables"]["C3"]["hot_rows"] = 5
+    Path(out).write_text(json.dumps(document))
+    assert "without a forecast" in _inspected(Plan.load(out), capsys)
+    again = str(tmp_path / "again.json")
+    said(capsys, "plan", str(data), "--hardware", rates, "--edited", out, "--out", again)
+    edited = Plan.load(again)
+    assert edited.table("C3").hot_rows == 5
+    assert edited.forecast is not None
+    assert edited.forecast.seconds["fetch"] > made.forecast.seconds["fetch"]
+    assert json.loads(said(capsys, *plan, "--json"))["strategy"] == "split"
+
+
+def _inspected(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:
+    from holdall.placement.show import show
+
+    show(plan)
+    return capsys.readouterr().out
+
+
+def test_mistakes(data: Path, rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", str(data), "--hardware", rates, *MODEL]
+    assert "--device-memory: '-1' is not a size" in refused(capsys, *plan, "--device-memory", "-1")
+    assert "--host-memory: '4 gigs' is not a size" in refused(capsys, *plan, "--host-memory", "4 gigs")
+    assert "did you mean 'fae'" in refused(capsys, *plan, "--preset", "fea")
+    assert "no table 'C33' (did you mean 'C3'?)" in refused(capsys, *plan, "--explain", "C33")
+    assert "make it with `holdall hardware" in refused(capsys, "plan", str(data), "--hardware", "absent.json")
+    assert "does not fit" in refused(capsys, *plan, "--preset", "device", "--device-memory", "50KB")
+    (tmp_path / "other.json").write_text('{"format": "holdall-run", "version": 1}')
+    assert "is not a holdall-plan document" in refused(capsys, *plan, "--edited", str(tmp_path / "other.json"))
+
+
+def test_rates_of_another_machine_are_a_note(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hardware(machine=ELSEWHERE).save(tmp_path / "other.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown = said(capsys, "plan", str(data), "--hardware", str(tmp_path / "other.json"), *MODEL)
+    assert "measured on another machine" in " ".join(shown.split())
+
+
+def test_a_machine_that_was_measured_is_remembered(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls = []
+
+    def measure(*arguments: object, **options: object) -> object:
+        calls.append(arguments)
+        return hardware()
+
+    monkeypatch.setattr("holdall.placement.measure.measure_hardware", measure)
+    said(capsys, "plan", str(data), *MODEL)
+    said(capsys, "plan", str(data), *MODEL)
+    assert len(calls) == 1
+    shown = said(capsys, "hardware", "--out", str(tmp_path / "mine.json"))
+    assert "random rows a second" in shown
+    assert (tmp_path / "mine.json").exists()
+    assert json.loads(said(capsys, "hardware", "--json"))["device"] == "cpu"

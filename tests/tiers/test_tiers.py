@@ -1,0 +1,161 @@
+"""Tables in two places train to the bits of tables in one, whatever is hot, whenever rows change places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from holdall.errors import CheckpointError, ConfigError
+from holdall.models.model import Model
+from holdall.tables import Frobenius
+from holdall.tiers.place import Tiers, place
+from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
+from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
+
+
+@pytest.fixture(autouse=True)
+def _deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize("hot", [HOT, dict.fromkeys(ROWS, 0), ROWS], ids=["some", "none", "all"])
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_steps_equal_those_of_one_place(optimizer: str, hot: dict[str, int], bags: bool) -> None:
+    model = build("bag" if bags else "categorical")
+    tiers = place(model, hot, "cpu")
+    optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
+    for batch in batches(12, bags=bags):
+        tiers.fetch(batch.ids)
+        step(model, optimizers, batch)
+        tiers.send_back()
+    tiers.flush()
+    assert same(state(model, optimizers), plain(optimizer, 12, bags=bags))
+
+
+def test_only_rows_outside_the_hot_part_move() -> None:
+    model = build()
+    tiers = place(model, HOT, "cpu")
+    optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad"))
+    before = tiers.traffic.flushed
+    rows = lookups = hot = 0
+    for batch in batches(5):
+        for (name, count), values in zip(HOT.items(), batch.ids.values, strict=True):
+            rows += int((torch.unique(values) >= count).sum())
+            hot += int((values < count).sum())
+            lookups += values.numel()
+            assert name in ROWS
+        tiers.fetch(batch.ids)
+        step(model, optimizers, batch)
+        tiers.send_back()
+    traffic = tiers.traffic
+    assert traffic.fetched_rows == rows
+    assert traffic.fetched == traffic.sent_back == rows * (8 * 4 + 4)  # the row and its accumulator
+    assert (traffic.lookups, traffic.hot_lookups) == (lookups, hot)
+    assert traffic.flushed == before
+
+
+def test_a_model_can_be_called_without_fetching() -> None:
+    model = build()
+    (batch,) = batches(1)
+    with torch.no_grad():
+        expected = model(batch)
+        place(model, HOT, "cpu")
+        assert torch.equal(model(batch), expected)
+
+
+def test_compressed_tables_stay_whole() -> None:
+    method = {"c": Frobenius(rank=4)}
+    model, other = build(method=method), build(method=method)
+    tiers = place(model, {"a": 5, "b": 0}, "cpu")
+    ours, theirs = (Optimizers(m, OptimizerConfig(name="adagrad", lr=0.1)) for m in (model, other))
+    for batch in batches(6):
+        tiers.fetch(batch.ids)
+        step(model, ours, batch)
+        tiers.send_back()
+        step(other, theirs, batch)
+    tiers.flush()
+    assert same(state(model, ours), state(other, theirs))
+
+
+def drifting(tiers: Tiers, model: Model, optimizers: Optimizers, num: int, every: int) -> None:
+    for number, batch in enumerate(batches(num, shift=0.4), start=1):
+        tiers.fetch(batch.ids)
+        step(model, optimizers, batch)
+        tiers.send_back()
+        if number % every == 0:
+            tiers.refresh()
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_rows_change_places_with_their_state(optimizer: str) -> None:
+    model = build()
+    tiers = place(model, HOT, "cpu", refreshes=True)
+    optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
+    drifting(tiers, model, optimizers, 12, every=3)
+    renumbering = tiers.packs[0].renumbering
+    assert renumbering is not None
+    assert int((renumbering.place != torch.arange(sum(ROWS.values()))).sum()) > 10  # something did move
+    tiers.flush()
+    with tiers.in_order_of_ids():
+        assert same(state(model, optimizers), plain(optimizer, 12, shift=0.4))
+    tiers.flush()  # and everything is back in its place
+    with tiers.in_order_of_ids():
+        assert same(state(model, optimizers), plain(optimizer, 12, shift=0.4))
+
+
+def test_refreshing_finds_what_is_hot_now() -> None:
+    """Popularity sits at 40% of each table: without refreshing few lookups are hot, with it most are."""
+    shares = []
+    for every in (1000, 5):
+        model = build()
+        tiers = place(model, HOT, "cpu", refreshes=True)
+        optimizers = Optimizers(model, OptimizerConfig(name="sgd"))
+        drifting(tiers, model, optimizers, 40, every)
+        shares.append(tiers.traffic.hot_lookups / tiers.traffic.lookups)
+    assert shares[0] < 0.45
+    assert shares[1] > 0.55
+
+
+def test_counts_fade() -> None:
+    model = build()
+    tiers = place(model, HOT, "cpu", refreshes=True)
+    (pack,) = tiers.packs
+    assert pack.renumbering is not None
+    start = pack.starts["c"]
+    counts = pack.renumbering.counts
+    pack.renumbering.count(torch.tensor([150] * 8), torch.tensor([start]))
+    tiers.refresh()
+    tiers.refresh()
+    pack.renumbering.count(torch.tensor([160] * 3), torch.tensor([start]))
+    assert counts[start + 160] > counts[start + 150]  # 3 now are more than 8 two refreshes ago at a decay of 1/2
+
+
+def test_a_map_that_is_no_bijection_is_refused() -> None:
+    model = build()
+    tiers = place(model, HOT, "cpu", refreshes=True)
+    renumbering = tiers.packs[0].renumbering
+    assert renumbering is not None
+    renumbering.place[60] = renumbering.place[61]
+    with pytest.raises(CheckpointError, match="table 'c' is not a bijection"):
+        tiers.after_loading()
+
+
+@pytest.mark.parametrize(
+    ("hot", "message"),
+    [({"a": 51, "b": 0, "c": 0}, "table 'a' cannot have 51 hot rows"), ({"a": 1}, "hot rows are given for tables")],
+)
+def test_hot_rows_that_do_not_fit_the_tables(hot: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        place(build(), hot, "cpu")
+
+
+def test_a_model_with_an_optimizer_is_not_placed() -> None:
+    model = build()
+    Optimizers(model, OptimizerConfig())
+    with pytest.raises(ConfigError, match="place the model first"):
+        place(model, HOT, "cpu")
