@@ -12,6 +12,7 @@ from holdall.errors import did_you_mean
 # name: module. A module runs with its default options as `python -m <module>` and writes its run card.
 BENCHMARKS = {
     "prepare": "benchmarks.prepare",
+    "profile": "benchmarks.profile",
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",
     "tt_cpu": "benchmarks.tt_cpu",
@@ -20,6 +21,14 @@ BENCHMARKS = {
     "checkpoint": "benchmarks.checkpoint",
     "criteo_sample": "benchmarks.criteo_sample",
     "methods": "benchmarks.methods",
+    "hot_batches": "benchmarks.hot_batches",
+    "drift": "benchmarks.drift",
+    "tiers_disk": "benchmarks.tiers_disk",
+    "pipeline": "benchmarks.pipeline",
+    "plan": "benchmarks.plan",
+    "neumf": "benchmarks.neumf",
+    "accuracy": "benchmarks.accuracy",
+    "order": "benchmarks.order",
 }
 
 

@@ -7,6 +7,7 @@ this order. Host names, user names and absolute paths are replaced before it is 
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 import shlex
@@ -35,14 +36,15 @@ def write_card(name: str, results: dict[str, Any], notes: str = "", command: str
     """Write the run card `name` and return its path.
 
     `results` holds plain numbers, strings, lists and dicts (numpy and torch scalars are converted); `command` is
-    worked out from how this process was started unless given.
+    worked out from how this process was started unless given. Where there is no git checkout, as on a lent machine, the
+    commit is what the variable HOLDALL_COMMIT says.
     """
     surroundings = environment()
     card = {
         "name": name,
         "command": command or _command(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": surroundings["commit"],
+        "commit": surroundings["commit"] or os.environ.get("HOLDALL_COMMIT"),
         "dirty": surroundings["dirty"],
         "hardware": surroundings["hardware"],
         "versions": surroundings["versions"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,14 +14,24 @@ from torch import Tensor
 from holdall.data.synthetic import PRESETS
 from holdall.data.zipf import Zipf
 from holdall.schema import DenseColumn, Feature, Schema
+from holdall.tables import Frobenius, Method
 
 CARDINALITIES = PRESETS["criteo-1tb"].cardinalities
 DIM = 128
 NUM_DENSE = 13
 SKEW = 1.05
 BATCH = 65_536
+LARGEST = sorted(range(len(CARDINALITIES)), key=lambda i: -CARDINALITIES[i])[:5]
+"""Positions of the five largest tables, 31.5 of 33.2 million rows."""
 
 
+def stored_as(tables: str) -> dict[str, Method]:
+    """How tables are stored: all "dense", or the five largest as "frobenius" (8, 4)."""
+    assert tables in ("dense", "frobenius")
+    return {} if tables == "dense" else {f"C{i + 1}": Frobenius(rank=8, terms=4) for i in LARGEST}
+
+
+@functools.lru_cache(maxsize=32)
 def skewed_ids(size: int, seed: int) -> Tensor:
     """Ids [26, B] on the GPU, each feature drawn from a Zipf distribution over its cardinality."""
     rng = numpy.random.default_rng(seed)
