@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdall.errors import ConfigError, TierError
 from holdall.tables.initial_rows import fill_with_initial_rows, initial_rows
-from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
+from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows, unreserved
 
 SIZES, SEEDS, STDS = (30, 5, 200), (11, 12, 2**61), (0.5, 0.1, 2.0)
 
@@ -81,6 +81,16 @@ def test_a_truncated_file_is_named_before_it_is_touched(tmp_path: Path) -> None:
     for access in (lambda: rows.read(torch.tensor([99])), lambda: rows.write(torch.tensor([99]), torch.ones(1, 64))):
         with pytest.raises(TierError, match=r"was truncated or removed while it was in use \(1,000 of 25,600"):
             access()
+
+
+def test_memory_that_is_not_there_until_it_is_written() -> None:
+    """17 GB of rows, of which a page is used."""
+    rows = LazyRows(FarRows(unreserved((1 << 26, 64), torch.float32)), Beginnings(*_one_table(3)))
+    last = torch.tensor([(1 << 26) - 1])
+    before = rows.read(last)
+    rows.write(last, before + 1)
+    assert torch.equal(rows.read(last), before + 1)
+    assert torch.equal(rows.read(last - 1), initial_rows(last - 1, 64, 3, 1.0))
 
 
 def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ ROW_BYTES = (4, 64, 256, 512)
 DIMS = (16, 64, 128)
 FEATURES = 8
 """Features of the table that lookups are timed with; they share it."""
-LARGE_TABLE = 1 << 29
+LARGE_TABLE = 1 << 28
 """Bytes of a table that no cache holds."""
 MANY_BYTES = 1 << 24
 """Vectors of the largest lookup that is timed, unless few make up more."""

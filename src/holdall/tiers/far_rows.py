@@ -27,6 +27,7 @@ _BITS = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
 }
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value, where Python does not know the name
 RESIDENT_BYTES = 1 << 30
 """Mapped pages of a file that may stay with the process before it lets go of them (the system keeps them cached)."""
 
@@ -70,6 +71,14 @@ class FarRows:
 
     def write_slice(self, start: int, values: Tensor) -> None:
         self.tensor[start : start + values.shape[0]].copy_(values)
+
+
+def unreserved(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory that is taken when it is first written to, page by page, and may be more than there is."""
+    num_bytes = max(1, torch.Size(shape).numel() * dtype.itemsize)
+    anywhere = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    numbers = torch.frombuffer(anywhere, dtype=torch.uint8)[: torch.Size(shape).numel() * dtype.itemsize]
+    return numbers.view(dtype).view(*shape)
 
 
 class MappedFile:

@@ -23,7 +23,7 @@ from torch import Tensor
 from holdall.batch import Ids
 from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError
-from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
+from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows, unreserved
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.renumbering import Renumbering
 from holdall.tiers.transfer import Transfer
@@ -355,7 +355,7 @@ def _far_rows(host: DensePack, folder: Path | None) -> tuple[FarRows, Callable[[
 
     def new(name: str, like: Tensor) -> FarRows:
         if folder is None:
-            return FarRows(torch.zeros(like.shape, dtype=like.dtype))
+            return FarRows(unreserved(like.shape, like.dtype))
         return DiskRows(folder / f"{name}.rows", like.shape, like.dtype)
 
     tables = host.tables.values()
