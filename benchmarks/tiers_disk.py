@@ -53,9 +53,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         write_data(Path(folder) / "data", arguments)
         runs = {tail: run_alone(Path(folder), tail) for tail in ("disk", "host")}
-    rows = [{"rest of the rows": tail, **run} for tail, run in runs.items()]
     size = arguments.rows * DIM * 4
+    rows = [{"tail": tail, **{k: v for k, v in run.items() if k != "stages_ms"}} for tail, run in runs.items()]
     print_table(f"tables of {readable_bytes(size)}, hot rows {arguments.hot_bytes}", rows)
+    print_table("milliseconds by stage", [{"tail": tail, **run["stages_ms"]} for tail, run in runs.items()])
     if runs["disk"]["loss"] != runs["host"]["loss"]:
         raise SystemExit("the two runs ended with different losses")
     slower = runs["disk"]["samples_per_second"] / runs["host"]["samples_per_second"]
@@ -90,10 +91,10 @@ def train_once(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "samples_per_second": steady_speed(out),
         "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-        "seconds_to_start": started,
-        "hot_share_of_lookups": trainer.strategy.measures()["hot_share_of_lookups"],
+        "start_seconds": started,
+        "hot_lookups": trainer.strategy.measures()["hot_share_of_lookups"],
         "loss": [row["loss"] for row in read_metrics(out) if row["split"] == "train"][-1],
-        **{f"{stage}_ms": seconds * 1e3 for stage, seconds in trainer.strategy.stages.means().items()},
+        "stages_ms": {stage: seconds * 1e3 for stage, seconds in trainer.strategy.stages.means().items()},
     }
 
 
