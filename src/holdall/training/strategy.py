@@ -21,6 +21,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
 from holdall.errors import ConfigError
 from holdall.models.model import LookedUp, Model
+from holdall.parallel.processes import ALONE, Processes
 from holdall.placement.plan import Plan
 from holdall.popularity.hot import count_lookups, hot_inputs, hot_rows, ranked_rows, smallest_useful_budget
 from holdall.popularity.profile import Profile
@@ -31,7 +32,7 @@ from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
 from holdall.training.copy_ahead import copied_ahead
 from holdall.training.hot_batches import HotBatches, Segment
-from holdall.training.optimizers import state_bytes_per_row
+from holdall.training.optimizers import Optimizers, state_bytes_per_row
 from holdall.training.stages import StageTimes
 
 
@@ -39,9 +40,16 @@ class Strategy:
     """`plain`: tables on the device, with everything else. Files it needs for a while go under `scratch`."""
 
     def __init__(
-        self, config: TrainConfig, data: DataSet, device: torch.device, scratch: Path, plan: Plan | None = None
+        self,
+        config: TrainConfig,
+        data: DataSet,
+        device: torch.device,
+        scratch: Path,
+        plan: Plan | None = None,
+        processes: Processes = ALONE,
     ):
         self.config, self.data, self.device, self.scratch, self.plan = config, data, device, scratch, plan
+        self.processes = processes
         self.stages = StageTimes(device)
         self.model = self._build_model()
         self.loader = self._build_loader()
@@ -73,6 +81,27 @@ class Strategy:
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
         """`(batch, the same on the device)`, checked and ready to be looked up; `step` is the number of the first."""
         return copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
+
+    def attach(self, optimizers: Optimizers) -> None:
+        """After the optimizers are made, which hold what is updated and its gradients."""
+
+    def begin_backward(self, step: int, num_samples: int, loss: Tensor, stop: bool) -> None:
+        """Of several processes: before the backward of `loss`, this rank's share of that of the global batch. `stop`
+        says that someone asked this rank to."""
+        raise NotImplementedError
+
+    def exchange_gradients(self) -> Tensor:
+        """Of several processes: make the gradients those of the global batch. [2, W]: what each rank gave to
+        `begin_backward` as `loss` and `stop`, on all of them."""
+        raise NotImplementedError
+
+    def reduce(self, tensor: Tensor) -> None:
+        """Sum a tensor over the processes of the run, in place."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Inside, the model is as an evaluation should measure it, the same on all processes."""
+        yield
 
     def after_step(self, step: int) -> None:
         """After the update; `step` counts from 1."""
@@ -112,12 +141,8 @@ class HostTables(Strategy):
     The hybrid mode of DLRM: 2 * features * dim numbers a sample cross the bus.
     """
 
-    def __init__(
-        self, config: TrainConfig, data: DataSet, device: torch.device, scratch: Path, plan: Plan | None = None
-    ):
-        super().__init__(config, data, device, scratch, plan)
-        self._samples = 0
-        self._bytes = 0
+    _samples = 0
+    _bytes = 0
 
     def _build_model(self) -> Model:
         model = self.config.build_model(self.data.schema)
@@ -164,6 +189,9 @@ class Split(Strategy):
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
         )
+        forecast = None if self.plan is None else self.plan.forecast
+        if forecast is not None and len(self.tiers.packs) == 1:
+            self.tiers.packs[0].make_room(forecast.staging_rows)  # at once what steps will need
         self.pipeline = Pipeline(
             self.tiers,
             config.prefetch,
