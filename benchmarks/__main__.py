@@ -29,6 +29,7 @@ BENCHMARKS = {
     "neumf": "benchmarks.neumf",
     "accuracy": "benchmarks.accuracy",
     "order": "benchmarks.order",
+    "bytes": "benchmarks.bytes",
 }
 
 

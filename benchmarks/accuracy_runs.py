@@ -70,7 +70,8 @@ class Job:
 
     set: str
     side: str
-    """`dlrm`, `dcn` or `tbsm` for dense tables, a table method (with or without FIT), or a library's model."""
+    """`dlrm`, `dcn` or `tbsm` for dense tables, a table method, or a library's model. With FIT at its end, a method is
+    fitted to the trained dense tables, and a dense model trained on as those are: what training on gains by itself."""
     budget: str
     """Share of the dense bytes; "1" for dense tables."""
     setting: tuple[float, float]
@@ -160,7 +161,8 @@ def fitted(name: str, method: str, budget: str, data: Path, setting: tuple[float
     trained = trained_dense(name, data, setting, seed)
     model = build(Job(name, trained.config.family, "1", setting, seed, "tune"), data, RULES[name].model)
     model.load_state_dict(trained.state_dict())
-    compress(model, budget, method, fit=True)
+    if budget != "1":
+        compress(model, budget, method, fit=True)
     return model
 
 

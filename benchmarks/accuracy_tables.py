@@ -1,7 +1,8 @@
 """The tables of the accuracy benchmark, made of its runs: means, spreads, differences, and what was chosen.
 
 A difference to dense is taken seed by seed. Its standard error, and every spread, say how much the initial values and
-the order of the rows matter; all seeds share one test split, whose own chance is `test_standard_error`.
+the order of the rows matter; all seeds share one test split, whose own chance is `test_standard_error`. Sides with FIT
+are also compared with the dense model that was trained on like them (`minus_dense_fit`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.accuracy_runs import RULES
+from benchmarks.accuracy_runs import FIT, RULES
 from benchmarks.card import print_table
 from benchmarks.rivals import RIVALS
 
 METRICS = ("auc", "logloss", "accuracy")
+SIZES = ("bytes", "train_rows", "test_rows")
 OURS_DENSE = ("dlrm", "dcn", "tbsm")
 PAPERS = {"DLRM": None, "TT-Rec": "hot_tensor_train", "FAE": "hot_cold", "EL-Rec": "tensor_train"}
 """What stands for each system in the table of the papers. DLRM: dense. TT-Rec: tensor trains with a cache of exact
@@ -43,7 +45,9 @@ def summarise(runs: Sequence[Row], sample: Row) -> list[Row]:
     for run in runs:
         groups.setdefault((run["side"], run["budget"]), []).append(run)
     name = runs[0]["set"]
-    dense = {run["seed"]: run["auc"] for run in groups[RULES[name].model.family, "1"]}
+    family = RULES[name].model.family
+    dense = {run["seed"]: run["auc"] for run in groups[family, "1"]}
+    trained_on = {run["seed"]: run["auc"] for run in groups.get((family + FIT, "1"), [])}
     found = []
     for (side, budget), rows in groups.items():
         row: Row = {"set": name, "side": side, "budget": budget, "bytes": rows[0].get("bytes"), "seeds": len(rows)}
@@ -53,6 +57,9 @@ def summarise(runs: Sequence[Row], sample: Row) -> list[Row]:
         row["valid_logloss"] = float(np.mean([run["valid_logloss"] for run in rows]))
         differences = [run["auc"] - dense[run["seed"]] for run in rows if run["seed"] in dense]
         row |= difference(differences)
+        if side.endswith(FIT) and trained_on:
+            gap = difference([run["auc"] - trained_on[run["seed"]] for run in rows if run["seed"] in trained_on])
+            row |= {"minus_dense_fit": gap["minus_dense"], "standard_error_fit": gap["standard_error"]}
         row |= {"setting": rows[0]["setting"], "train_rows": sample["train_rows"], "test_rows": sample["test_rows"]}
         row["test_standard_error"] = auc_standard_error(row["auc"], sample["test_positives"], sample["test_rows"])
         found.append(row)
@@ -85,9 +92,10 @@ def best_compressed(means: Sequence[Row]) -> list[Row]:
     for name, budget in keys:
         rows = [row for row in means if (row["set"], row["budget"]) == (name, budget)]
         for start in ("any", "fresh tables"):
-            allowed = [row for row in rows if start == "any" or not row["side"].endswith(" fit")]
+            allowed = [row for row in rows if start == "any" or not row["side"].endswith(FIT)]
             best = min(allowed, key=lambda row: row["valid_logloss"])
-            chosen = {key: best[key] for key in ("side", "auc", "minus_dense", "standard_error", "bytes", "test_rows")}
+            columns = ("side", "auc", "minus_dense", "standard_error", "minus_dense_fit", "standard_error_fit", *SIZES)
+            chosen = {key: best[key] for key in columns if key in best}
             found.append({"set": name, "budget": budget, "start": start, **chosen})
     return found
 
@@ -130,8 +138,8 @@ def show(tables: Mapping[str, Sequence[Row]]) -> None:
     for name in dict.fromkeys(row["set"] for row in tables["means"]):
         rows = [row for row in tables["means"] if row["set"] == name]
         title = f"{name}: {rows[0]['train_rows']:,} training rows, {rows[0]['test_rows']:,} test rows"
-        columns = ("side", "budget", "bytes", *METRICS, "auc_sd", "minus_dense", "standard_error", "seeds")
-        print_table(title, [{column: rounded(row[column]) for column in columns} for row in rows])
+        columns = ("side", "budget", "bytes", *METRICS, "auc_sd", "minus_dense", "standard_error", "minus_dense_fit")
+        print_table(title, [{column: rounded(row.get(column)) for column in columns} for row in rows])
     for title in ("best_compressed", "against_libraries", "papers"):
         if tables[title]:
             print_table(title.replace("_", " "), [{k: rounded(v) for k, v in row.items()} for row in tables[title]])

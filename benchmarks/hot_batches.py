@@ -81,7 +81,8 @@ def quality(name: str, data: Path, folder: Path, arguments: argparse.Namespace) 
                 lr=0.005,
                 table_lr=0.03,
                 seed=seed,
-                early_stopping=4,
+                evaluate_every=25,
+                early_stopping=1000,  # never, but the best one is kept: on data this small, models overfit
                 strategy=strategy,  # type: ignore[arg-type]
                 hot_bytes=None if strategy == "plain" else hot_bytes,
                 device=arguments.device,

@@ -166,6 +166,12 @@ def test_differences_are_taken_seed_by_seed():
     assert (auto["train_rows"], auto["test_rows"]) == (2_000, 200)
 
 
+def test_fitted_sides_are_also_compared_with_dense_that_was_trained_on():
+    runs = [final("dlrm", "1", 0, 0.70), final("dlrm fit", "1", 0, 0.73), final("hot_cold fit", "1/20", 0, 0.72)]
+    _, _, fitted = accuracy_tables.summarise(runs, SAMPLE)
+    assert (fitted["minus_dense"], fitted["minus_dense_fit"]) == (pytest.approx(0.02), pytest.approx(-0.01))
+
+
 def test_the_best_compressed_side_is_chosen_on_validation():
     runs = [final("dlrm", "1", 0, 0.70), final("auto", "1/20", 0, 0.80, valid=0.6)]
     runs += [final("frobenius", "1/20", 0, 0.69, valid=0.5), final("hot_cold fit", "1/20", 0, 0.68, valid=0.4)]

@@ -170,6 +170,8 @@ def train(
     from holdall.training.trainer import train as run
 
     result = run(data, out, settings, resume=resume, overwrite=overwrite)
+    if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all train, one speaks
+        return
     _report(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
     if result.get("stages"):
         _report_stages(result["stages"])
@@ -290,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HoldallError as error:
         if debug:
             raise
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            _fail_as_rank(error)
         _fail(str(error), 2)
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -360,6 +364,15 @@ def _report_stages(stages: list[dict[str, Any]]) -> None:
 
 def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2))
+
+
+def _fail_as_rank(error: HoldallError) -> None:
+    """Under torchrun: say which rank failed, unless another one says it."""
+    from holdall.parallel.processes import ElsewhereError
+
+    if isinstance(error, ElsewhereError):
+        raise SystemExit(2)
+    _fail(f"rank {os.environ.get('RANK', '0')}: {error}", 2)
 
 
 def _fail(message: str, code: int) -> None:

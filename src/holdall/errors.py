@@ -38,6 +38,10 @@ class NonFiniteLossError(HoldallError, ArithmeticError):
     """Training met a loss that is not a number; the batch that caused it has been saved."""
 
 
+class ProcessError(HoldallError, RuntimeError):
+    """Processes of one run that could not meet, do not agree, or lost one of them."""
+
+
 class MissingDependencyError(HoldallError, ImportError):
     """An optional package is needed; the message holds the exact line that installs it."""
 

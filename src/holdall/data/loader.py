@@ -102,6 +102,10 @@ class Loader:
             return len(self.data) // self.batch_size
         return -(-len(self.data) // self.batch_size)
 
+    def global_size(self, batch: int) -> int:
+        """Rows of global batch number `batch` of an epoch, over all ranks: fewer in the last one."""
+        return min(self.batch_size, len(self.data) - batch * self.batch_size)
+
     @property
     def num_samples(self) -> int:
         """Samples an epoch, over all ranks."""

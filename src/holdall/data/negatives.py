@@ -154,6 +154,9 @@ class NegativeSampling(Loader):
         self.catalogue = np.delete(np.arange(feature.num_rows), feature.unseen)
         self._user = feature_columns(data.schema, ("user",))[0]
 
+    def global_size(self, batch: int) -> int:
+        return super().global_size(batch) * (1 + self.num_negatives)
+
     def _order(self) -> dict[str, Any]:
         return {**super()._order(), "num_negatives": self.num_negatives}
 

@@ -48,9 +48,15 @@ class TrainConfig:
     min_rows: int | None = None
     """Tables with fewer rows stay dense: by default those the budget has room for, or below 1,000 rows without one."""
 
-    strategy: Literal["plain", "host", "split", "hot-batches"] = "plain"
+    strategy: Literal["plain", "host", "split", "hot-batches", "data-parallel", "local"] = "plain"
     """Where tables live: plain, on the device; host, on the host and looked up there; split, their --hot-bytes most
-    popular rows on the device and the others on the host; hot-batches, as split, with batches that need no others."""
+    popular rows on the device and the others on the host; hot-batches, as split, with batches that need no others. For
+    several processes (torchrun): data-parallel, all on each, gradients summed; local, tables of each process's own,
+    merged at times."""
+    merge_every: int | None = None
+    """Steps between merges of the tables that processes learn under local; only at checkpoints when absent."""
+    timeout: float = 300.0
+    """Seconds that a process waits for the others in a step before it gives up."""
     plan: str | None = None
     """plan.json, as `holdall plan` makes it: decides how and where tables are stored, in the place of --strategy."""
     hot_bytes: str | None = None
@@ -141,10 +147,12 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         self._check_strategy()
-        for name in ("steps", "evaluate_every", "early_stopping", "save_every", "refresh_hot"):
+        for name in ("steps", "evaluate_every", "early_stopping", "save_every", "refresh_hot", "merge_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+        if not self.timeout > 0:
+            raise ConfigError(f"--timeout must be above 0 seconds, not {self.timeout}")
         if not self.l2 >= 0:
             raise ConfigError(f"--l2 must be 0 or more, not {self.l2}")
         if self.stochastic_rounding and self.table_dtype == "float32":
@@ -175,6 +183,10 @@ class TrainConfig:
             raise ConfigError(f"--tail goes with split and hot-batches, not with --strategy {self.strategy}")
         if self.profile is not None and not needs_hot:
             raise ConfigError(f"--profile goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.merge_every is not None and self.strategy != "local":
+            raise ConfigError(f"--merge-every goes with --strategy local, not with {self.strategy}")
+        if self.clip_norm is not None and self.strategy == "local":
+            raise ConfigError("--clip-norm needs the norm of all gradients, which no process of --strategy local has")
         if self.prefetch < 0:
             raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
         if self.prefetch and not needs_hot:

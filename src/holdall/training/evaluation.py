@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import weakref
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
@@ -44,21 +46,42 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which part of a split this process measures, and how the sums of all are added up."""
+
+    rank: int = 0
+    world_size: int = 1
+    reduce: Callable[[Tensor], None] = lambda _: None
+    """Adds up a tensor over the processes, in place."""
+
+
 @torch.no_grad()
 def evaluate_model(
-    model: nn.Module, data: DataSet, *, batch_size: int = BATCH_SIZE, allow_one_class: bool = False, quiet: bool = True
+    model: nn.Module,
+    data: DataSet,
+    *,
+    batch_size: int = BATCH_SIZE,
+    allow_one_class: bool = False,
+    quiet: bool = True,
+    part: Part = Part(),  # noqa: B008
 ) -> dict[str, float]:
-    """Metrics of `model` over all rows of a split; see `BinaryMetrics.compute`."""
+    """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
     device = batch_device(model)
     metrics = BinaryMetrics(device=device)
     was_training = model.training
     model.eval()
     with Progress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
-        for batch in Loader(data, batch_size, shuffle="none").epoch(0):
+        shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
+        for batch in shares.epoch(0):
+            if not len(batch):  # fewer rows than processes
+                continue
             batch = batch.to(device)
             metrics.update(model(batch), batch.label)
             progress.update(len(batch))
     model.train(was_training)
+    part.reduce(metrics.counts)
+    part.reduce(metrics.sums)
     return metrics.compute(allow_one_class=allow_one_class)
 
 
@@ -137,9 +160,11 @@ def evaluate_ranking(
     return {"split": split, **rank_model(model, rows, k), "checkpoint": checkpoint_name}
 
 
-def rank_model(model: nn.Module, data: DataSet, k: int = K) -> dict[str, float]:
+def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
     """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
-    return ranking_metrics(model, RankingCases.load(data.folder, data.split).batches(data), k)
+    cases = RankingCases.load(data.folder, data.split).batches(data)
+    own = itertools.islice(cases, part.rank, None, part.world_size)
+    return ranking_metrics(model, own, k, reduce=part.reduce)
 
 
 def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> tuple[nn.Module, DataSet, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,15 +15,19 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.time = 0.0
+        """When, on the monotonic clock."""
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
 
 @contextmanager
-def held_interrupts() -> Iterator[Interrupt]:
+def held_interrupts(echo_seconds: float = 0.0) -> Iterator[Interrupt]:
     """While the block runs, the first SIGINT or SIGTERM only sets a flag; a second one acts at once.
 
+    Those within `echo_seconds` of the first are the same one said again: a terminal sends Ctrl-C to torchrun and to its
+    processes, and torchrun passes it on to them.
     Outside the main thread, where Python cannot set handlers, signals act as usual.
     """
     interrupt = Interrupt()
@@ -32,9 +37,12 @@ def held_interrupts() -> Iterator[Interrupt]:
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def remember(number: int, frame: FrameType | None) -> None:
-        interrupt.signal = number
-        for known, handler in previous.items():
-            signal.signal(known, handler)
+        if interrupt.signal is None:
+            interrupt.signal, interrupt.time = number, time.monotonic()
+        elif time.monotonic() - interrupt.time >= echo_seconds:
+            for known, handler in previous.items():
+                signal.signal(known, handler)
+            signal.raise_signal(number)
 
     for number in previous:
         signal.signal(number, remember)

@@ -52,7 +52,7 @@ class OptimizerConfig:
             raise ConfigError(f"learning rates must be above 0, not lr={self.lr}, table_lr={self.table_lr}")
 
 
-class _Rows:
+class RowGroup:
     """Rows to update: a pack of tables, or one parameter with sparse gradients, with their optimizer state."""
 
     def __init__(self, names: dict[str, str], config: OptimizerConfig, pack: DensePack | None, weight: Tensor):
@@ -85,6 +85,14 @@ class _Rows:
             return None
         assert grad.is_sparse, "row parameters have sparse gradients"
         return RowGradient(grad._indices()[0], grad._values())
+
+    def replace_gradient(self, gradient: RowGradient) -> None:
+        """Put a gradient in the place of what the backward left, such as that of all processes together."""
+        if self.pack is not None:
+            self.pack.gradients = [gradient]
+            return
+        weight, values = self.parameter, gradient.grad.to(self.parameter.dtype)
+        self.parameter.grad = torch.sparse_coo_tensor(gradient.ids[None], values, weight.shape, check_invariants=False)
 
     def sum_gradients(self) -> None:
         """Turn what the backward left into distinct rows and one gradient each."""
@@ -175,6 +183,21 @@ class Optimizers:
                 group["lr"] = self._scalars.values[4 if id(group["params"][0]) in tables else 3]
         rates = (config.lr, config.eps, config.betas)
         self._torch = torch_optimizer(config.name, groups, *rates) if groups else None
+
+    @property
+    def row_groups(self) -> list[RowGroup]:
+        """What is updated by row."""
+        return self._rows
+
+    @property
+    def dense_parameters(self) -> dict[str, nn.Parameter]:
+        """What is updated as a whole, by name: MLPs, and the parts of compressed tables that are not rows."""
+        return self._dense
+
+    @property
+    def self_updating(self) -> list[Any]:
+        """Tables that round and apply their own updates."""
+        return self._self_updating
 
     @property
     def table_lr(self) -> float:
@@ -273,10 +296,10 @@ class Optimizers:
         return None
 
     @staticmethod
-    def _fuses(rows: _Rows) -> bool:
+    def _fuses(rows: RowGroup) -> bool:
         return takes_triton("the row update", rows.weight, fits=_fits(rows.weight))
 
-    def _fused_update(self, rows: _Rows) -> None:
+    def _fused_update(self, rows: RowGroup) -> None:
         """Sum and update in one pass over the gradients, without waiting for the device."""
         from holdall.kernels import row_update_triton
 
@@ -309,7 +332,7 @@ class Optimizers:
             return self._keys.values
         return torch.tensor(keys(self.config.stochastic_seed, self.step_count), device=device)
 
-    def _update(self, rows: _Rows) -> Callable[..., None]:
+    def _update(self, rows: RowGroup) -> Callable[..., None]:
         seed = self.config.stochastic_seed
         settings: dict[str, Any] = {
             "lr": self.table_lr * self._factor,
@@ -338,7 +361,7 @@ def _fits(weight: Tensor) -> bool:
     return narrow and weight.ndim == 2 and weight.is_contiguous() and weight.shape[1] <= 2048
 
 
-def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[_Rows]:
+def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[RowGroup]:
     """Everything in the model that is updated by row."""
     full_names = {id(parameter): name for name, parameter in model.named_parameters()}
     taken: set[int] = set()
@@ -352,13 +375,13 @@ def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[_Rows]:
                 pack.collects = True
                 names = {full_names[id(table.weight)]: name for name, table in pack.tables.items()}
                 taken.update(id(table.weight) for table in pack.tables.values())
-                yield _Rows(names, config, pack, pack.storage)
+                yield RowGroup(names, config, pack, pack.storage)
     for module in model.modules():
         if isinstance(module, Table):
             for parameter in module.row_parameters().values():
                 if parameter.requires_grad and id(parameter) not in taken:
                     taken.add(id(parameter))
-                    yield _Rows({full_names[id(parameter)]: ""}, config, None, parameter)
+                    yield RowGroup({full_names[id(parameter)]: ""}, config, None, parameter)
 
 
 def load_tensors(optimizers: Optimizers, tensors: Mapping[str, Tensor], step_count: int) -> None:

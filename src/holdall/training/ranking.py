@@ -14,7 +14,7 @@ dropped is reported. Scores are reduced batch by batch to a few sums: no predict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -89,11 +89,18 @@ class RankingMetrics:
 
 
 @torch.no_grad()
-def ranking_metrics(model: nn.Module, cases: Iterable[tuple[Batch, Tensor]], k: int = K) -> dict[str, float]:
+def ranking_metrics(
+    model: nn.Module,
+    cases: Iterable[tuple[Batch, Tensor]],
+    k: int = K,
+    *,
+    reduce: Callable[[Tensor], None] | None = None,
+) -> dict[str, float]:
     """HR@K and NDCG@K of a model; see `RankingMetrics.compute`.
 
     `cases` gives batches of U * C rows, case after case with the positive first, and which of their candidates count
-    [U, C]: `RankingCases.batches` of a prepared data set, or `candidate_batches` of arrays.
+    [U, C]: `RankingCases.batches` of a prepared data set, or `candidate_batches` of arrays. `reduce`
+    adds up the sums of processes that have a part of the cases each.
     """
     device = batch_device(model)
     metrics = RankingMetrics(k, device)
@@ -104,6 +111,8 @@ def ranking_metrics(model: nn.Module, cases: Iterable[tuple[Batch, Tensor]], k: 
             model.check(batch.ids)  # on the host, where the feature can be named
         metrics.update(model(batch.to(device)).view(counts.shape), counts.to(device))
     model.train(was_training)
+    if reduce is not None:
+        reduce(metrics.sums)
     return metrics.compute()
 
 

@@ -18,22 +18,32 @@ from holdall.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
 from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
-from holdall.files import refuse_existing, write_json
+from holdall.files import write_json
 from holdall.kernels.path import kernel_path
 from holdall.models.model import LookedUp
+from holdall.parallel.processes import ALONE, ElsewhereError, Processes, RankLog, joined
+from holdall.parallel.start import agree_on_run, make_run_folder
+from holdall.parallel.strategies import find_strategy
 from holdall.placement.plan import Plan
 from holdall.schema import Schema
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.training import checkpoint
 from holdall.training.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import BEST, CHECKPOINTS, evaluate_model, pick_device, rank_model, refuse_other_data
+from holdall.training.evaluation import (
+    BEST,
+    CHECKPOINTS,
+    Part,
+    evaluate_model,
+    pick_device,
+    rank_model,
+    refuse_other_data,
+)
 from holdall.training.hot_batches import Segment
 from holdall.training.interrupt import Interrupt, held_interrupts
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
 from holdall.training.planned import compared, follow
-from holdall.training.strategy import STRATEGIES
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
 
 STAGES_FILE = "stages.json"
@@ -42,6 +52,10 @@ SCRATCH = "tiers"
 """Folder of a run that holds the rows of tables on disk, until the run ends."""
 UNREAD_LOSSES = 64
 """Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
+WHOLE_TABLES = {"plain", "host", "data-parallel", "local"}
+"""Strategies whose checkpoints hold the same tensors: a run may go on with another of them."""
+ECHO_SECONDS = 5.0
+"""Of several processes: signals so soon after the first are that one, passed on by torchrun."""
 
 
 def train(
@@ -56,18 +70,24 @@ def train(
     """Train a model on a prepared data set and leave a run folder at `out`; returns what the run came to.
 
     With `resume`, go on from the newest complete checkpoint of `out` (or start, when there is none). Ctrl-C finishes
-    the step, saves a checkpoint and raises KeyboardInterrupt.
+    the step, saves a checkpoint and raises KeyboardInterrupt. Under torchrun every process calls this, and all return
+    the same.
     """
     config, out = config or TrainConfig(), Path(out)
-    if not resume:
-        refuse_existing(out, overwrite=overwrite, what="run folder")
     keep_freed_memory()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
         torch.use_deterministic_algorithms(True)
     try:
-        with held_interrupts() as interrupt, kernel_path(config.kernels):
-            return Trainer(Path(data), out, config, resume=resume, quiet=quiet).run(interrupt)
+        with joined(pick_device(config.device), config.timeout) as processes:
+            several = processes.world_size > 1
+            with (
+                make_run_folder(out, processes, resume=resume, overwrite=overwrite) as notes,
+                held_interrupts(ECHO_SECONDS if several else 0.0) as interrupt,
+                kernel_path(config.kernels),
+            ):
+                trainer = Trainer(Path(data), out, config, resume=resume, quiet=quiet, processes=processes, notes=notes)
+                return trainer.run(interrupt)
     finally:
         if config.deterministic:
             torch.use_deterministic_algorithms(False)
@@ -87,24 +107,41 @@ def squared_length(looked_up: LookedUp) -> Tensor:
 class Trainer:
     """One run: its model, optimizers, data and log, and where it stands."""
 
-    def __init__(self, data: Path, out: Path, config: TrainConfig, *, resume: bool = False, quiet: bool = False):
-        self.device = pick_device(config.device)
+    def __init__(
+        self,
+        data: Path,
+        out: Path,
+        config: TrainConfig,
+        *,
+        resume: bool = False,
+        quiet: bool = False,
+        processes: Processes = ALONE,
+        notes: RankLog | None = None,
+    ):
+        self.processes, self.notes = processes, notes
+        self.device = pick_device(config.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train")
         self.schema = self.data.schema
+        strategy = find_strategy(config, processes)
+        agree_on_run(config, self.schema, processes)
         self.plan: Plan | None = None
         if config.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume)
-        self.out, self.config, self.quiet = out, config, quiet
+            strategy = find_strategy(config, processes)
+        self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         self.valid = DataSet(data, "valid") if _has_rows(self.schema, "valid") else None
         if config.early_stopping is not None and self.valid is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
         self.ranks = self.valid is not None and config.rank_at > 0 and ranking_path(data, "valid").exists()
         self.best_by = self._metric_of_the_best(data)
         torch.manual_seed(config.seed)
-        self.strategy = STRATEGIES[config.strategy](config, self.data, self.device, out / SCRATCH, self.plan)
+        self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes)
         self.model, self.loader = self.strategy.model, self.strategy.loader
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
+        self.strategy.attach(self.optimizers)
+        self._stops = Interrupt()
+        """That some process of the run was asked to stop, which all hear of in the same step."""
         self.schedule = config.schedule()
         self._score = torch.compile(self.model.score) if config.compile else self.model.score
         self._graph = self._make_graph()
@@ -125,16 +162,20 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, interrupt: Interrupt | None = None) -> dict[str, Any]:
-        interrupt = Interrupt() if interrupt is None else interrupt
+        self._interrupt = Interrupt() if interrupt is None else interrupt
         self._logged_at = started = time.perf_counter()
         first_step = self.step
         total = self.num_steps * self.config.batch_size
         done = self.step * self.config.batch_size
         stopped_early = False
-        with self.log, closing(self.strategy), Progress(total, done=done, quiet=self.quiet) as progress:
+        with (
+            self.log or nullcontext(),
+            closing(self.strategy),
+            Progress(total, done=done, quiet=self.quiet) as progress,
+        ):
             while self.step < self.num_steps and not stopped_early:
                 for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
-                    stopped_early = self._run_segment(segment, progress, interrupt)
+                    stopped_early = self._run_segment(segment, progress)
                     if self.step >= self.num_steps or stopped_early:
                         break
             self.save()
@@ -161,15 +202,16 @@ class Trainer:
         write_json(self.out / STAGES_FILE, {"format": "holdall-stages", "version": 1, **found})
         return found
 
-    def _run_segment(self, segment: Segment, progress: Progress, interrupt: Interrupt) -> bool:
+    def _run_segment(self, segment: Segment, progress: Progress) -> bool:
         """Train on the batches of a segment; whether to stop early."""
         segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
         with closing(self.strategy.on_device(segment, self.step)) as on_device:
             for number, (batch, moved) in enumerate(on_device, start=1):
+                size = len(batch) if self.processes.world_size == 1 else self.loader.global_size(self.batch_in_epoch)
                 loss = self.train_step(batch, moved)
-                progress.update(len(batch), loss)
+                progress.update(size, loss)
                 stopped_early = self._after_step(loss, ends_cycle=segment.ends_cycle and number == segment.num_batches)
-                if interrupt:
+                if self._stops if self.processes.world_size > 1 else self._interrupt:
                     self.save()
                     raise KeyboardInterrupt(f"stopped at step {self.step}; go on with --resume")
                 if self.step >= self.num_steps or stopped_early:
@@ -190,6 +232,8 @@ class Trainer:
             self.strategy.after_step(self.step + 1)
             return None
         self.strategy.stages.begin_step(self.step)
+        if self.processes.world_size > 1:
+            return self._shared_step(batch, moved)
         loss = self.loss(batch, moved)
         place = self._place()
         value = None
@@ -201,13 +245,51 @@ class Trainer:
                 self._refuse_batch(batch, value, place, "nothing was updated")
         with self.strategy.stages.stage("backward"):
             loss.backward()
+        self._update()
+        return value
+
+    def _shared_step(self, batch: Batch, moved: Batch) -> float | None:
+        """`train_step` of one of several processes: the loss and its gradients are those of the global batch.
+
+        A rank's share of that loss is the mean over its own samples, times its part of all samples.
+        """
+        share = len(batch) / self.loader.global_size(self.batch_in_epoch)
+        loss = self.loss(batch, moved) * share if len(batch) else torch.zeros((), device=self.device)
+        self.strategy.begin_backward(self.step, len(batch), loss.detach(), stop=bool(self._interrupt))
+        with self.strategy.stages.stage("backward"):
+            if len(batch):
+                loss.backward()
+        with self.strategy.stages.stage("exchange"):
+            signals = self.strategy.exchange_gradients()
+        value = None
+        if self.reads_losses_later:
+            self._unread.append((self._place(), batch, signals))
+        else:
+            value = self._read_signals(signals.tolist(), batch, self._place(), "nothing was updated")
+        self._update()
+        return value
+
+    def _update(self) -> None:
+        """Apply the gradients of the step."""
         with self.strategy.stages.stage("update"):
             if self.config.clip_norm is not None:
                 self.optimizers.clip(self.config.clip_norm)
             self.optimizers.set_factor(self.schedule.factor(self.step))
             self.optimizers.step()
         self.strategy.after_step(self.step + 1)
-        return value
+
+    def _read_signals(self, signals: list[list[float]], batch: Batch, place: str, done: str) -> float:
+        """The loss of a global batch, from what its ranks told each other; take note of who was asked to stop."""
+        losses, stops = signals
+        for rank, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                if rank == self.processes.rank:
+                    self._refuse_batch(batch, loss, place, done)
+                if math.isfinite(losses[self.processes.rank]):
+                    raise ElsewhereError(f"the loss of rank {rank} is {loss} at {place}: {done}")
+        if any(stops):
+            self._stops.signal = 1
+        return sum(losses)
 
     def _place(self) -> str:
         return f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
@@ -219,6 +301,8 @@ class Trainer:
         why_not = None
         if self.device.type != "cuda":
             why_not = f"the device is {self.device}"
+        elif self.processes.world_size > 1:
+            why_not = "processes meet in every step"
         elif self.config.strategy in ("host", "split"):
             why_not = f"--strategy {self.config.strategy} moves rows between steps"
         if why_not is None:
@@ -262,9 +346,12 @@ class Trainer:
             return
         unread, self._unread = self._unread, []
         values = torch.stack([loss for _, _, loss in unread]).tolist()
+        done = "the model was updated with it, its checkpoints were not"
         for (place, batch, _), value in zip(unread, values, strict=True):
-            if not math.isfinite(value):
-                self._refuse_batch(batch, value, place, "the model was updated with it, its checkpoints were not")
+            if self.processes.world_size > 1:
+                value = self._read_signals(value, batch, place, done)
+            elif not math.isfinite(value):
+                self._refuse_batch(batch, value, place, done)
             self.loss_sum += value
 
     def _after_step(self, loss: float | None, *, ends_cycle: bool = False) -> bool:
@@ -281,8 +368,7 @@ class Trainer:
             self._read_losses()
         if logs:
             measures: dict[str, Any] = {**self.strategy.measures()}
-            self.log.write(
-                self.step,
+            self._write(
                 epoch=self.epoch,
                 samples=self.step * self.config.batch_size,
                 loss=self.loss_sum / self.loss_count,
@@ -305,11 +391,14 @@ class Trainer:
         """Evaluate on the validation split; whether to stop early."""
         assert self.valid is not None
         self._read_losses()
-        metrics = evaluate_model(self.model, self.valid, allow_one_class=True)
-        if self.ranks:
-            metrics.update(rank_model(self.model, self.valid, self.config.rank_at))
+        part = Part(self.processes.rank, self.processes.world_size, self.strategy.reduce)
+        with self.strategy.evaluating():
+            metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=part)
+            if self.ranks:
+                metrics.update(rank_model(self.model, self.valid, self.config.rank_at, part))
+        metrics = self.processes.first(lambda: metrics)  # so that all decide by the same bits
         self.last_evaluation = metrics
-        self.log.write(self.step, split="valid", epoch=self.epoch, **metrics)
+        self._write(split="valid", epoch=self.epoch, **metrics)
         if self.config.early_stopping is None:
             return False
         found = -metrics[self.best_by] if self.best_by == "logloss" else metrics[self.best_by]
@@ -338,11 +427,21 @@ class Trainer:
 
     def _refuse_batch(self, batch: Batch, loss: float, place: str, done: str) -> None:
         path = self.out / BAD_BATCH_FILE
+        if self.processes.world_size > 1:
+            path = path.with_stem(f"{path.stem}-rank-{self.processes.rank}")
         save_batch(path, batch)
         raise NonFiniteLossError(
             f"the loss is {loss} at {place}: {done}, the batch is in {path}; lower --lr, set --clip-norm, or look for "
             f"extreme values in the batch"
         )
+
+    def _write(self, split: str = "train", **values: Any) -> None:
+        """A row of the log of the run, which rank 0 keeps, and of each rank's own."""
+        if self.log is not None:
+            self.log.write(self.step, split, **values)
+        if self.notes is not None:
+            told = "loss" if split == "train" else "logloss"
+            self.notes.write(f"step {self.step}: {split} {told} {values[told]:.6g}")
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -368,7 +467,9 @@ class Trainer:
         }
         with self.strategy.tables_at_home():
             tensors = {**self.tensors(), "rng": torch.get_rng_state()}
-            return checkpoint.save(self.out / folder, self.step, tensors, state, keep=keep or self.config.keep)
+            where, keep = self.out / folder, keep or self.config.keep
+            path = self.processes.first(lambda: str(checkpoint.save(where, self.step, tensors, state, keep=keep)))
+        return Path(path)
 
     def restore(self, path: Path) -> None:
         """Go on from a checkpoint of this run."""
@@ -384,14 +485,21 @@ class Trainer:
         self.evaluations_without_gain = state["evaluations_without_gain"]
         self.last_evaluation = {k: math.nan if v is None else v for k, v in state["last_evaluation"].items()}
 
-    def _open_log(self, data: Path, resume: bool) -> RunLog:
-        """Start the run folder, or go on with the one that is there."""
-        if resume and (self.out / "run.json").exists():
+    def _open_log(self, data: Path, resume: bool) -> RunLog | None:
+        """Start the run folder, or go on with the one that is there; the log is rank 0's alone."""
+        going_on = resume and (self.out / "run.json").exists()
+        path = checkpoint.latest(self.out / CHECKPOINTS) if going_on else None
+        self.processes.agree({"the checkpoint to go on from": None if path is None else path.name})
+        if going_on:
             self._refuse_other_settings()
             refuse_other_data(self.schema, Schema.load(self.out), data)
-            path = checkpoint.latest(self.out / CHECKPOINTS)
             if path is not None:
                 self.restore(path)
+        if self.notes is not None:
+            self.notes.write(f"start at step {self.step} as rank {self.processes.rank} of {self.processes.world_size}")
+        if self.processes.rank != 0:
+            return None
+        if going_on:
             return RunLog.resume(self.out, self.step)
         self.out.mkdir(parents=True, exist_ok=True)
         self.schema.save(self.out)
@@ -400,7 +508,9 @@ class Trainer:
     def _refuse_other_settings(self) -> None:
         """A resumed run must be told what it was told before, but for how long to go on and what to write."""
         before = TrainConfig.from_json(read_run(self.out)["config"]["train"]).to_json()
-        free = {"epochs", "steps", "save_every", "keep", "log_every", "device", "kernels", "cuda_graph"}
+        free = {"epochs", "steps", "save_every", "keep", "log_every", "device", "kernels", "cuda_graph", "timeout"}
+        if {before["strategy"], self.config.strategy} <= WHOLE_TABLES:
+            free |= {"strategy", "merge_every"}
         for name, value in self.config.to_json().items():
             old = before[name]
             if name not in free and old != value:

@@ -1,0 +1,1 @@
+"""Training on several processes: strategies that spread tables and batches over them."""

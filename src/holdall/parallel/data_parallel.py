@@ -1,0 +1,85 @@
+"""`data-parallel`: everything on every rank, each with its share of the batch; gradients are summed, and all ranks make
+the same update.
+
+Compressed tables are a few megabytes of cores, so replicating them is cheap: their gradients (not the parameters) are
+reduced with those of the MLPs (EL-Rec on several GPUs, with gradients that are those of the whole batch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdall.data.negatives import training_loader
+from holdall.errors import ConfigError
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.gradient_buckets import GradientBuckets
+from holdall.parallel.row_exchange import exchange_row_gradients
+from holdall.training.optimizers import Optimizers, RowGroup
+from holdall.training.strategy import Strategy
+
+
+class DataParallel(Strategy):
+    """The model of one process on the concatenated batch, but for the order in which floats are added; the same bits on
+    every rank."""
+
+    row_groups: list[RowGroup]
+
+    def _build_loader(self) -> Any:
+        return training_loader(
+            self.data,
+            self.config.batch_size,
+            num_negatives=self.config.negatives,
+            shuffle=self.config.shuffle,
+            seed=self.config.seed,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+        )
+
+    def attach(self, optimizers: Optimizers) -> None:
+        if optimizers.self_updating and self.processes.world_size > 1:
+            kinds = sorted({str(table.method) for table in optimizers.self_updating})
+            raise ConfigError(f"{', '.join(kinds)} tables round their own updates: train them in one process")
+        self.row_groups = optimizers.row_groups
+        self.collectives = Collectives(self.processes)
+        self._dense = Collectives(self.processes, own_group=True)
+        parameters = optimizers.dense_parameters.values()
+        self._buckets = GradientBuckets(parameters, self._dense, num_signals=2 * self.processes.world_size)
+        self._samples = 0
+
+    def begin_backward(self, step: int, num_samples: int, loss: Tensor, stop: bool) -> None:
+        self._dense.step = self.collectives.step = step
+        self._samples += num_samples
+        signals = torch.zeros(2, self.processes.world_size, device=self.device)
+        signals[0, self.processes.rank] = loss
+        signals[1, self.processes.rank] = float(stop)
+        self._buckets.begin(signals.view(-1))
+
+    def exchange_gradients(self) -> Tensor:
+        self._buckets.flush()
+        self._exchange_rows()
+        return self._buckets.finish().view(2, -1)
+
+    def _exchange_rows(self) -> None:
+        exchange_row_gradients(self.row_groups, self.collectives)
+
+    @property
+    def moves_nothing(self) -> bool:
+        return self.processes.world_size == 1
+
+    def reduce(self, tensor: Tensor) -> None:
+        self.collectives.all_reduce(tensor, kind="evaluation")
+
+    def measures(self) -> dict[str, float]:
+        """Bytes that this rank sent for each sample of its share, by kind of collective."""
+        if self.processes.world_size == 1:
+            return {}
+        sent: dict[str, int] = {}
+        for collectives in (self.collectives, self._dense):
+            for kind, num_bytes in collectives.bytes_by_kind().items():
+                sent[kind] = sent.get(kind, 0) + num_bytes
+        sent.pop("evaluation", None)
+        each = {f"{kind}_bytes_per_sample": n / max(1, self._samples) for kind, n in sorted(sent.items())}
+        return {**each, "sent_bytes_per_sample": sum(sent.values()) / max(1, self._samples)}

@@ -1,0 +1,52 @@
+"""The start of a run of several processes: one makes its folder, all check that they were told the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from holdall.environment import versions
+from holdall.files import refuse_existing
+from holdall.parallel.processes import Processes, RankLog
+from holdall.popularity.profile import fingerprint
+from holdall.schema import Schema
+from holdall.training.config import TrainConfig
+
+OWN_SETTINGS = ("device", "kernels")
+"""What may differ from process to process."""
+
+
+@contextmanager
+def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
+    """Let rank 0 see that the run folder is free; every rank of several logs to `rank-N.log` there.
+
+    What ends the block with an error is written down too.
+    """
+
+    def free() -> None:
+        if not resume:
+            refuse_existing(out, overwrite=overwrite, what="run folder")
+
+    processes.first(free)
+    if processes.world_size == 1:
+        yield None
+        return
+    notes = RankLog(out, processes.rank)
+    with notes.errors():
+        notes.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")
+        yield notes
+
+
+def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> None:
+    """Refuse ranks with other settings, data or versions than rank 0, by name."""
+    if processes.world_size == 1:
+        return
+    settings = {f"--{name.replace('_', '-')}": repr(value) for name, value in asdict(config).items()}
+    for name in OWN_SETTINGS:
+        settings.pop(f"--{name}")
+    found = versions()
+    installed = {f"the version of {name}": found.get(name) for name in ("holdall", "torch")}
+    processes.agree({**installed, "the data set (its fingerprint)": fingerprint(schema), **settings})

@@ -1,0 +1,162 @@
+"""What each process of the tests of processes, collectives and the trainer does."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from holdall.errors import HoldallError, NonFiniteLossError, ProcessError
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.processes import ElsewhereError, joined
+from holdall.training.config import TrainConfig
+from holdall.training.trainer import Trainer, train
+
+CPU = torch.device("cpu")
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def every_collective() -> dict[str, Any]:
+    """Each of them with sizes that depend on the rank; results and the bytes counted."""
+    with joined(CPU, timeout=20) as processes:
+        c = Collectives(processes)
+        me, num = processes.rank, processes.world_size
+        rows = torch.full((me * 2, 3), float(me))
+        gathered = c.all_gather(rows)
+        send = [me + other for other in range(num)]  # rank r sends r + s rows to rank s
+        sent = torch.cat([torch.full((n, 2), 10 * me + other) for other, n in enumerate(send)])
+        received = c.all_to_all(sent, send)
+        reduced = c.all_reduce(torch.tensor([1.0, me]))
+        told = c.broadcast(torch.tensor([me, 7]))
+        return {
+            "gathered": torch.cat(gathered),
+            "received": received,
+            "reduced": reduced,
+            "told": told,
+            "bytes": c.bytes_by_kind(),
+            "calls": {kind: traffic.calls for kind, traffic in c.traffic.items()},
+            "json": processes.gather({"rank": me, "nan": [0.1, None]}),
+            "first": processes.first(lambda: {"by": me}),
+        }
+
+
+def rank_zero_fails() -> str:
+    def fail() -> None:
+        raise HoldallError("no room")
+
+    with joined(CPU, timeout=20) as processes, pytest.raises(HoldallError) as caught:
+        processes.first(fail)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def disagree() -> str:
+    with joined(CPU, timeout=20) as processes, pytest.raises(ProcessError) as caught:
+        processes.agree({"the seed": 5, "--lr": 0.1 if processes.rank < 2 else 0.2})
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def one_hangs() -> str:
+    """Rank 1 stays away for longer than the others wait."""
+    with joined(CPU, timeout=1.0) as processes:
+        c = Collectives(processes)
+        c.step = 12
+        c.all_reduce(torch.ones(2))
+        if processes.rank == 1:
+            time.sleep(3)
+            return "slept"
+        with pytest.raises(ProcessError) as caught:
+            c.all_reduce(torch.ones(2))
+        return str(caught.value)
+
+
+def one_dies() -> str:
+    with joined(CPU, timeout=20) as processes:
+        c = Collectives(processes)
+        c.step = 3
+        c.all_reduce(torch.ones(2))
+        if processes.rank == 1:
+            torch.distributed.destroy_process_group()  # closes its connections, as the end of the process does
+            time.sleep(2)
+            return "gone"
+        with pytest.raises(ProcessError) as caught:
+            c.all_reduce(torch.ones(2))
+        os.environ["DONE"] = "1"
+        return str(caught.value)
+
+
+def train_run(data: str, out: str, settings: dict[str, Any], resume: bool = False) -> dict[str, Any]:
+    return train(Path(data), Path(out), TrainConfig(**settings), quiet=True, resume=resume)
+
+
+def command(folder: str, words: list[str]) -> tuple[str, str, int]:
+    """What `holdall WORDS` prints in a folder, on stdout and stderr, and its exit code."""
+    from holdall.cli import main
+
+    os.chdir(folder)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(words)
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return out.getvalue(), err.getvalue(), code
+
+
+def train_with_other_settings(data: str, out: str, settings: dict[str, Any]) -> str:
+    config = TrainConfig(**settings)
+    if rank() == 1:
+        config = replace(config, lr=0.5)
+    with pytest.raises(ProcessError) as caught:
+        train(Path(data), Path(out), config, quiet=True)
+    return str(caught.value)
+
+
+def train_on(folders: list[str], out: str, settings: dict[str, Any]) -> str:
+    with pytest.raises(ProcessError) as caught:
+        train_run(folders[rank()], out, settings)
+    return str(caught.value)
+
+
+def stopped_by_a_signal(data: str, out: str, settings: dict[str, Any]) -> str:
+    """Rank 1 alone is told to stop, while it trains."""
+    if rank() == 1:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train_run(data, out, settings)
+    return str(caught.value)
+
+
+def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bool]:
+    """The loss of rank 1 is not a number in step 3; whether its table is as it was before the step."""
+    kept: dict[str, Tensor] = {}
+    loss = Trainer.loss
+
+    def bad(self: Trainer, batch: Any, moved: Any) -> Tensor:
+        if self.step == 3:
+            kept.update({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
+            kept["trainer"] = self  # type: ignore[assignment]
+        value = loss(self, batch, moved)
+        return value * float("nan") if self.step == 3 and rank() == 1 else value
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "loss", bad)
+        with pytest.raises(HoldallError) as caught:
+            train_run(data, out, settings)
+    expected = NonFiniteLossError if rank() == 1 else ElsewhereError
+    assert isinstance(caught.value, expected), caught.value
+    state = kept.pop("trainer").model.state_dict()  # type: ignore[attr-defined]
+    return str(caught.value), all(torch.equal(state[name], tensor) for name, tensor in kept.items())

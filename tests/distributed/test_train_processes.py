@@ -1,0 +1,183 @@
+"""`holdall train` on several processes: one process's model and metrics, one voice, one folder, and an orderly end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.training import checkpoint
+from holdall.training.config import TrainConfig
+from holdall.training.evaluation import CHECKPOINTS, evaluate
+from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
+from holdall.training.trainer import train
+from tests.distributed.harness import free_port, run
+
+HERE = "tests.distributed.process_workers"
+SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)
+DATA_PARALLEL = replace(SMALL, strategy="data-parallel")
+FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "512"]
+LOCAL = replace(SMALL, strategy="local", merge_every=4)
+
+
+def tensors(run_folder: Path) -> dict[str, torch.Tensor]:
+    path = checkpoint.latest(run_folder / CHECKPOINTS)
+    assert path is not None
+    return checkpoint.load(path)[0]
+
+
+def close(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    """Up to float32 sums in another order, over some 25 steps; the float64 tests are the exact ones."""
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(
+            first[name], second[name], rtol=2e-3, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.fixture(scope="module")
+def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("plain") / "run"
+    train(data, out, SMALL, quiet=True)
+    return out
+
+
+def test_two_processes_train_the_model_of_one(data: Path, tmp_path: Path, plain: Path) -> None:
+    out = tmp_path / "run"
+    results = run(f"{HERE}:train_run", 2, str(data), str(out), asdict(DATA_PARALLEL))
+    close(tensors(out), tensors(plain))
+    assert results[0]["valid"] == results[1]["valid"]
+    rows, expected = read_metrics(out), read_metrics(plain)
+    assert [(row["step"], row["split"]) for row in rows] == [(row["step"], row["split"]) for row in expected]
+    for row, other in zip(rows, expected, strict=True):  # losses and metrics are global
+        name = "loss" if row["split"] == "train" else "auc"
+        assert row[name] == pytest.approx(other[name], rel=1e-3)
+    assert rows[-1]["samples"] == expected[-1]["samples"] == 400  # of the whole validation split
+    assert evaluate(out)["auc"] == pytest.approx(evaluate(plain)["auc"], rel=1e-3)
+    logged = [row for row in rows if row["split"] == "train"]
+    for row in logged:
+        kinds = [row[f"{kind}_bytes_per_sample"] for kind in ("all_gather", "all_reduce", "sizes")]
+        assert row["sent_bytes_per_sample"] == pytest.approx(sum(kinds))
+        assert min(kinds) > 0
+    for rank in range(2):
+        text = (out / f"rank-{rank}.log").read_text(encoding="utf-8")
+        assert f"start at step 0 as rank {rank} of 2" in text
+        assert "step 25: train loss" in text
+        assert "step 25: valid logloss" in text
+
+
+def test_a_checkpoint_goes_on_at_another_number_of_processes(data: Path, tmp_path: Path, plain: Path) -> None:
+    out = tmp_path / "run"
+    run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(DATA_PARALLEL, steps=7)))
+    run(f"{HERE}:train_run", 3, str(data), str(out), {**asdict(DATA_PARALLEL), "steps": 15}, True)
+    train(data, out, SMALL, resume=True, quiet=True)
+    close(tensors(out), tensors(plain))
+    assert [entry["step"] for entry in read_run(out)["resumed"]] == [7, 15]
+
+
+def test_local_tables_learn_and_resume_to_the_same_bits(data: Path, tmp_path: Path) -> None:
+    settings = asdict(replace(LOCAL, save_every=10))  # saving merges: both runs must save alike
+    results = run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "whole"), settings)
+    run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "parts"), {**settings, "steps": 10})
+    run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "parts"), settings, True)
+    whole, parts = tensors(tmp_path / "whole"), tensors(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert results[0]["difference_between_ranks"] > 0
+    assert results[0]["valid"]["logloss"] == pytest.approx(evaluate(tmp_path / "whole", "valid")["logloss"], rel=1e-6)
+    assert results[0]["valid"]["auc"] > 0.6
+
+
+def test_ranks_told_different_things_are_refused(data: Path, bag_data: Path, tmp_path: Path) -> None:
+    settings = asdict(DATA_PARALLEL)
+    for text in run(f"{HERE}:train_with_other_settings", 2, str(data), str(tmp_path / "a"), settings):
+        assert "--lr is '0.5' on rank 1 and '0.05' on rank 0" in text
+    for text in run(f"{HERE}:train_on", 2, [str(data), str(bag_data)], str(tmp_path / "b"), settings):
+        assert "the data set (its fingerprint) is" in text
+        assert "on rank 1" in text
+    assert "ProcessError" in (tmp_path / "b" / "rank-0.log").read_text(encoding="utf-8")
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(data: Path, tmp_path: Path, plain: Path) -> None:
+    settings = asdict(replace(DATA_PARALLEL, epochs=10_000))
+    first, second = run(f"{HERE}:stopped_by_a_signal", 2, str(data), str(tmp_path / "run"), settings)
+    assert first == second
+    step = checkpoint.read(checkpoint.latest(tmp_path / "run" / CHECKPOINTS)).step  # type: ignore[arg-type]
+    assert first == f"stopped at step {step}; go on with --resume"
+    assert step > 0
+
+
+def test_a_loss_that_is_no_number_on_one_rank_stops_all_before_the_update(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    (first, kept), (second, also_kept) = run(f"{HERE}:one_bad_loss", 2, str(data), str(out), asdict(DATA_PARALLEL))
+    assert "the loss of rank 1 is nan at step 3" in first
+    assert "nothing was updated" in second
+    assert kept
+    assert also_kept
+    assert [path.name for path in out.glob("bad_batch*")] == [BAD_BATCH_FILE.replace(".", "-rank-1.")]
+
+
+def test_more_processes_than_samples_in_the_last_batch(tmp_path: Path) -> None:
+    write_prepared(SyntheticConfig(rows=162, cardinalities=(9, 5), num_dense=1, bag_lengths=(3, 1)), tmp_path / "data")
+    settings = replace(SMALL, batch_size=64, strategy="data-parallel", optimizer="adam")
+    run(f"{HERE}:train_run", 3, str(tmp_path / "data"), str(tmp_path / "run"), asdict(settings))
+    train(tmp_path / "data", tmp_path / "one", replace(settings, strategy="plain"), quiet=True)
+    rows = json.loads((tmp_path / "data" / "schema.json").read_text())["splits"]["train"]["rows"]
+    assert rows % 64 in (1, 2), "the last batch leaves a rank without samples"
+    close(tensors(tmp_path / "run"), tensors(tmp_path / "one"))
+
+
+def test_strategies_of_one_process_are_refused_for_several(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="--strategy plain is for one process, and there are 2: use --strategy data-p"):
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(SMALL))
+    train(data, tmp_path / "alone", replace(DATA_PARALLEL, steps=2), quiet=True)  # the other way round is fine
+
+
+def test_torchrun(data: Path, tmp_path: Path) -> None:
+    """Rank 0 alone speaks."""
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    command += ["-m", "holdall", "train", str(data), "--out", str(tmp_path / "run"), "--strategy", "data-parallel"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *FAST], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained 7 steps") == 1
+    assert done.stderr.count("next: holdall evaluate") == 1
+
+
+def test_the_commands_of_the_page(data: Path, tmp_path: Path) -> None:
+    """With smaller models, and without torchrun, whose part the harness takes. An error is said once."""
+    (tmp_path / "data").symlink_to(data)
+    text = (Path(__file__).resolve().parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)[0]
+    commands = [shlex.split(line) for line in block.splitlines()]
+    assert [command[0] for command in commands] == ["torchrun", "torchrun", "torchrun", "holdall"]
+    for command in [*commands, commands[0]]:
+        num = int(command[command.index("--nproc-per-node") + 1]) if command[0] == "torchrun" else 1
+        words = command[command.index("holdall") + 1 :]
+        (out, err, code), *others = run(f"{HERE}:command", num, str(tmp_path), [*words, *FAST])
+        if command is commands[0] and (tmp_path / "again").exists():
+            assert "holdall: rank 0: the run folder run exists already" in err
+            assert code == 2
+            assert others == [["", "", 2]]
+            continue
+        (tmp_path / "again").touch()
+        assert code == 0, err
+        assert "trained" in out
+        assert others == [["", "", 0]] * (num - 1)
+    assert list((tmp_path / "local-run" / CHECKPOINTS).glob("step-*"))
