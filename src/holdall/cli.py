@@ -173,6 +173,12 @@ def train(
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all train, one speaks
         return
     _report(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
+    if result.get("hot_share_of_inputs") == 1.0:
+        print(
+            "every input is fully hot within these bytes, so there were no cold batches and nothing was moved: "
+            "--strategy plain does the same",
+            file=sys.stderr,
+        )
     if result.get("stages"):
         _report_stages(result["stages"])
     print(f"next: holdall evaluate {out}", file=sys.stderr)

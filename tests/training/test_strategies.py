@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdall.cli import main
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.errors import ConfigError, DataError
@@ -90,6 +91,13 @@ def test_everything_hot_moves_nothing(data: Path, tmp_path: Path) -> None:
     assert result["hot_share_of_inputs"] == 1.0
     flushes = 457 * (4 * 4 + 4) * 2  # every row and its accumulator, to the device once and home once
     assert result["moved_bytes_per_sample"] * 3200 <= flushes
+
+
+def test_everything_hot_is_said(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--dim", "4", "--bottom", "8", "--top", "8"]
+    command = ["train", str(data), "--out", str(tmp_path / "run"), "--strategy", "hot-batches", "--hot-bytes", "1GB"]
+    main([*command, *sizes])
+    assert "every input is fully hot" in capsys.readouterr().err
 
 
 def test_a_data_set_that_is_all_cold_is_refused(tmp_path: Path) -> None:
