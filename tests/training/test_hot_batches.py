@@ -52,6 +52,16 @@ def test_kinds_take_turns_at_the_rate(split: DataSet) -> None:
     assert sum(size for _, size, _ in kinds) == loader.num_batches
 
 
+@pytest.mark.parametrize(("rate", "cycles"), [(0.5, 2), (0.25, 4), (1 / 16, 8), (1 / 128, 8)])
+def test_the_loss_is_asked_for_at_most_eight_times(split: DataSet, rate: float, cycles: int) -> None:
+    loader = HotBatches(split, is_hot(split, 0.5), 10)
+    loader.interleaving = Interleaving(rate=rate)
+    segments = [(segment.ends_cycle, segment.num_batches) for segment in loader.segments(0)]
+    assert abs(sum(ends for ends, _ in segments) - cycles) <= 1
+    between = np.diff([0, *np.cumsum([size for _, size in segments])[[ends for ends, _ in segments]]])
+    assert between.max() <= loader.num_batches / cycles * 1.5
+
+
 def test_epochs_and_seeds_differ_and_repeat(split: DataSet) -> None:
     hot = is_hot(split)
     first = seen(HotBatches(split, hot, 100, seed=1))
