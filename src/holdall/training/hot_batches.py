@@ -147,8 +147,8 @@ class HotBatches:
         return Segment(kind, batches, stop - start, ends_cycle=self._ends_cycle(place))
 
     def _ends_cycle(self, place: int) -> bool:
-        """Whether the loss is asked for after a phase: the first in each eighth of the epoch after which both kinds have
-        had their turn, or one alone is left."""
+        """Whether the loss is asked for after a phase: after the first one in each eighth of the epoch that leaves both
+        kinds with their turn taken, or one kind alone."""
         given = last = 0
         so_far: dict[str, int] = {"cold": 0, "hot": 0}
         for kind, size in self._epoch.phases[: place + 1]:
