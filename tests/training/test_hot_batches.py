@@ -110,7 +110,7 @@ def test_all_of_one_kind(split: DataSet, share: float) -> None:
 
 
 def test_the_rate_follows_the_loss() -> None:
-    schedule = Interleaving(rate=0.5)
+    schedule = Interleaving(rate=0.5, coarsest=1.0)
     schedule.after(1.0)
     schedule.after(2.0)  # worse: mix more finely
     assert schedule.rate == 0.25
