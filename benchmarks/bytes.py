@@ -35,7 +35,8 @@ from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.data.synthetic import preset
 from holdall.data.zipf import Zipf
-from holdall.parallel.exchange import Exchange
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.processes import in_group
 from holdall.parallel.shards import Shards
 from holdall.parallel.table_wise import TableWiseBags, deal_tables
 from holdall.parallel.two_fold import two_fold
@@ -43,7 +44,7 @@ from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 WAYS = ("two-fold", "row-wise", "table-wise")
 ZIPF = 1.05
-BEFORE = ("counts", "cold ids", "cold rows", "ids", "pooled vectors")
+BEFORE = ("sizes", "cold_ids", "cold_rows", "ids", "pooled_vectors")
 """Kinds of messages that a lookup waits for."""
 
 
@@ -125,10 +126,10 @@ def _process(
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_processes, timeout=limit)
     found: dict[str, float] = {}
     for way in WAYS:
-        exchange = Exchange()
-        found[f"{way} sum"] = _train(way, exchange, rows, hot, dim, size, steps)
-        found[way] = exchange.total_sent
-        found[f"{way} before"] = sum(exchange.sent[kind] for kind in BEFORE)
+        collectives = Collectives(in_group())
+        found[f"{way} sum"], sent = _train(way, collectives, rows, hot, dim, size, steps)
+        found[way] = sum(sent.values())
+        found[f"{way} before"] = sum(sent.get(kind, 0) for kind in BEFORE)
     found["row-wise, every lookup"] = sum(
         _lookups_elsewhere(batch(rows, size, rank, step), rows, num_processes, rank) * (4 + 8 * dim)
         for step in range(steps)
@@ -138,8 +139,11 @@ def _process(
     (Path(folder) / f"{rank}.txt").write_text("\n".join(f"{name}\t{value!r}" for name, value in found.items()))
 
 
-def _train(way: str, exchange: Exchange, rows: list[int], hot: list[int], dim: int, size: int, steps: int) -> float:
-    """Train, and look a last batch up: the sum of its squares says whether two ways learned the same."""
+def _train(
+    way: str, collectives: Collectives, rows: list[int], hot: list[int], dim: int, size: int, steps: int
+) -> tuple[float, dict[str, int]]:
+    """Train, and look a last batch up: the sum of its squares says whether two ways learned the same; and the bytes
+    that training sent."""
     names = [f"C{number}" for number in range(len(rows))]
     cardinalities = dict(zip(names, rows, strict=True))
     generator = torch.Generator().manual_seed(0)
@@ -147,25 +151,24 @@ def _train(way: str, exchange: Exchange, rows: list[int], hot: list[int], dim: i
     shared: Any
     if way == "table-wise":
         sizes = {name: count * dim * 4 for name, count in cardinalities.items()}
-        owners = deal_tables(sizes, dict.fromkeys(names, 1.0), exchange.world_size)
-        shared = bags = TableWiseBags(bags, owners, exchange)
+        owners = deal_tables(sizes, dict.fromkeys(names, 1.0), collectives.world_size)
+        shared = bags = TableWiseBags(bags, owners, collectives)
     else:
         chosen = dict.fromkeys(names, 0) if way == "row-wise" else dict(zip(names, hot, strict=True))
-        shared = two_fold(bags, chosen, exchange)
+        shared = two_fold(bags, chosen, collectives)
     optimizers = Optimizers(bags, OptimizerConfig(name="rowwise_adagrad", lr=0.05))
     for step in range(steps):
-        ids = batch(rows, size, exchange.rank, step)
+        ids = batch(rows, size, collectives.rank, step)
         shared.prepare(ids)
         bags(ids).sum((1, 2)).add(0.3).square().mean().backward()
         shared.exchange_gradients()
         optimizers.step()
-    sent = exchange.sent.copy()
+    sent = collectives.bytes_by_kind()
     with torch.no_grad():
-        ids = batch(rows, size, exchange.rank, 0)
+        ids = batch(rows, size, collectives.rank, 0)
         shared.prepare(ids, learns=False)
         checksum = float(bags(ids).double().square().sum())
-    exchange.sent = sent  # the check is not part of what is measured
-    return checksum
+    return checksum, sent
 
 
 def _lookups_elsewhere(ids: Ids, rows: list[int], num_processes: int, rank: int) -> int:

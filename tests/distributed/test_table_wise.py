@@ -13,7 +13,8 @@ from torch import Tensor
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.errors import ConfigError, IdError
-from holdall.parallel.exchange import Exchange
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.processes import in_group
 from holdall.parallel.table_wise import TableWiseBags, deal_tables
 from holdall.tables import QuotientRemainder
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
@@ -45,11 +46,11 @@ CASES = {
 }
 
 
-def spread(case: Case, exchange: Exchange) -> TableWiseBags:
+def spread(case: Case, collectives: Collectives) -> TableWiseBags:
     bags = shares.build(case.mode, "meta" if case.lazy else "cpu")
     sizes = {name: rows * shares.DIM * 8 for name, rows in ROWS.items()}
     loads = {name: list(shares.FEATURES.values()).count(name) for name in ROWS}
-    return TableWiseBags(bags, deal_tables(sizes, loads, exchange.world_size), exchange)
+    return TableWiseBags(bags, deal_tables(sizes, loads, collectives.world_size), collectives)
 
 
 def batch(case: Case, world_size: int, step: int) -> list[Ids]:
@@ -60,10 +61,10 @@ def compare(rank: int) -> dict[str, dict[str, Any]]:
     """Every case in one process group: what the tables of this process differ by from those of one process."""
     found = {}
     for name, case in CASES.items():
-        exchange = Exchange()
-        bags = spread(case, exchange)
+        collectives = Collectives(in_group())
+        bags = spread(case, collectives)
         optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
-        batches = [batch(case, exchange.world_size, step) for step in range(STEPS)]
+        batches = [batch(case, collectives.world_size, step) for step in range(STEPS)]
         for step in range(STEPS):
             bags.prepare(batches[step][rank])
             if batches[step][rank].batch_size:
@@ -77,7 +78,7 @@ def compare(rank: int) -> dict[str, dict[str, Any]]:
             for name, table in pack.tables.items()
         }
         difference = shares.difference(mine, {table: wanted[table] for table in mine})
-        found[name] = {"difference": difference, "tables": sorted(mine), "sent": dict(exchange.sent)}
+        found[name] = {"difference": difference, "tables": sorted(mine), "sent": collectives.bytes_by_kind()}
     return found
 
 
@@ -100,8 +101,8 @@ def test_counts_bytes() -> None:
         found = by_name["sgd one-hot"]
         num_mine = sum(name in found["tables"] for name in shares.FEATURES.values())
         num_theirs = len(shares.FEATURES) - num_mine
-        assert found["sent"]["pooled vectors"] == STEPS * sizes[1 - rank] * num_mine * shares.DIM * 8
-        assert found["sent"]["gradients of vectors"] == STEPS * sizes[rank] * num_theirs * shares.DIM * 8
+        assert found["sent"]["pooled_vectors"] == STEPS * sizes[1 - rank] * num_mine * shares.DIM * 8
+        assert found["sent"]["gradients_of_vectors"] == STEPS * sizes[rank] * num_theirs * shares.DIM * 8
         assert found["sent"]["ids"] == STEPS * sizes[rank] * num_theirs * 4
         assert "lengths" in by_name["sgd bags"]["sent"]
 
@@ -114,8 +115,8 @@ def compressed(rank: int) -> bool:
         method = {"c": QuotientRemainder(8)}
         return EmbeddingBags.build(ROWS, shares.DIM, method, features=shares.FEATURES, dtype=torch.float64)
 
-    exchange, plain = Exchange(), build()
-    bags = TableWiseBags(build(), {"a": 0, "b": 0, "c": 1}, exchange)
+    collectives, plain = Collectives(in_group()), build()
+    bags = TableWiseBags(build(), {"a": 0, "b": 0, "c": 1}, collectives)
     optimizers = [Optimizers(one, OptimizerConfig(name="adagrad", lr=shares.LR)) for one in (bags, plain)]
     for step in range(2):
         parts = shares.draw("one-hot", (6, 8), step)
@@ -156,8 +157,8 @@ def test_deals_tables_evenly() -> None:
 
 def test_refuses_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="table 'c' needs an owner from 0 to 0"):
-        TableWiseBags(shares.build("sum"), {"a": 0, "b": 0, "c": 1}, Exchange())
-    bags = spread(Case(), Exchange())
+        TableWiseBags(shares.build("sum"), {"a": 0, "b": 0, "c": 1}, Collectives(in_group()))
+    bags = spread(Case(), Collectives(in_group()))
     ids = shares.draw("one-hot", [4], 0)[0]
     with pytest.raises(ConfigError, match="call prepare"):
         bags(ids)

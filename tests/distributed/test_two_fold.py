@@ -12,7 +12,8 @@ import torch
 
 from holdall.batch import Ids
 from holdall.errors import ConfigError
-from holdall.parallel.exchange import Exchange
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.processes import in_group
 from holdall.parallel.shards import Shards
 from holdall.parallel.two_fold import TwoFold, two_fold
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
@@ -59,15 +60,15 @@ CASES = {
 }
 
 
-def train(case: Case, exchange: Exchange, steps: int = STEPS) -> tuple[TwoFold, Optimizers]:
+def train(case: Case, collectives: Collectives, steps: int = STEPS) -> tuple[TwoFold, Optimizers]:
     bags = shares.build(case.mode, "meta" if case.lazy else "cpu")
     hot = {"some": HOT, "none": NOTHING, "all": ROWS}[case.hot]
-    shared = two_fold(bags, hot, exchange)
+    shared = two_fold(bags, hot, collectives)
     for pack in shared.packs:
         pack.hot_way = case.way  # type: ignore[assignment]
     optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
     for step in range(steps):
-        ids = batch(case, exchange.world_size, step)[exchange.rank]
+        ids = batch(case, collectives.world_size, step)[collectives.rank]
         shared.prepare(ids)
         if ids.batch_size:
             shares.loss(bags(ids)).backward()
@@ -84,14 +85,14 @@ def compare(rank: int) -> dict[str, dict[str, Any]]:
     """Every case in one process group: the largest difference from one process, and whether hot rows are alike."""
     found = {}
     for name, case in CASES.items():
-        exchange = Exchange()
-        shared, _ = train(case, exchange)
-        sent = dict(exchange.sent)
+        collectives = Collectives(in_group())
+        shared, _ = train(case, collectives)
+        sent = collectives.bytes_by_kind()
         hot = torch.cat([t[: p.num_hot].reshape(-1) for p in shared.packs for t in (p.storage, *p.slots.values())])
-        alike = all(torch.equal(other, hot) for other in exchange.all_gather(hot, "check"))
+        alike = all(torch.equal(other, hot) for other in collectives.all_gather(hot))
         state = shared.full_state()
         if rank == 0:
-            batches = [shares.concatenate(batch(case, exchange.world_size, step)) for step in range(STEPS)]
+            batches = [shares.concatenate(batch(case, collectives.world_size, step)) for step in range(STEPS)]
             wanted = shares.one_process(case.mode, case.optimizer, batches)
             found[name] = {"difference": shares.difference(state, wanted), "alike": alike, "sent": sent}
     return found
@@ -112,12 +113,13 @@ def test_equals_one_process(world_size: int, name: str) -> None:
 
 def test_sends_what_a_case_needs() -> None:
     sent = {name: found["sent"] for name, found in compared(4).items()}
-    assert "cold rows" not in _positive(sent["only hot rows looked up"])
-    assert "cold gradients" not in _positive(sent["whole tables hot"])
-    assert _positive(sent["nothing hot"]).keys() == {"counts", "cold ids", "cold rows", "cold gradients"}
+    assert "cold_rows" not in _positive(sent["only hot rows looked up"])
+    assert "cold_gradients" not in _positive(sent["whole tables hot"])
+    assert _positive(sent["nothing hot"]).keys() == {"sizes", "cold_ids", "cold_rows", "cold_gradients"}
     # 19 hot rows, with a column that says who was touched: 2 * 3/4 of the tensor, three times
-    assert sent["all-reduce of all hot rows"]["hot gradients"] == STEPS * 3 * 19 * (shares.DIM + 1) * 8 // 2
-    assert "hot ids" in sent["gather of touched hot rows"]
+    assert sent["all-reduce of all hot rows"]["hot_gradients"] == STEPS * 3 * 19 * (shares.DIM + 1) * 8 // 2
+    gathered = sent["gather of touched hot rows"]["hot_gradients"]
+    assert gathered % (3 * (4 + shares.DIM * 8)) == 0, "a number and a gradient for each touched row"
     assert not any(value for found in compared(1).values() for value in found["sent"].values())
 
 
@@ -127,31 +129,31 @@ def _positive(sent: dict[str, int]) -> dict[str, int]:
 
 def exact_bytes(rank: int) -> dict[str, int]:
     """Process 0 looks up cold rows of table `a` whose owners are known; the other has the same batch."""
-    exchange = Exchange()
+    collectives = Collectives(in_group())
     bags = shares.build("sum", "meta")
-    shared = two_fold(bags, HOT, exchange)
+    shared = two_fold(bags, HOT, collectives)
     Optimizers(bags, OptimizerConfig(name="sgd"))
     # of `a`, cold rows 0, 1 and 2 (twice): owners 0, 1, 0; of `b` and `c` hot rows alone
     ids = Ids(torch.tensor([[7, 8, 9], [0, 0, 0], [0, 1, 2], [9, 9, 9]]), None, 4)
     shared.prepare(ids)
     shares.loss(bags(ids)).backward()
     shared.exchange_gradients()
-    return dict(exchange.sent)
+    return collectives.bytes_by_kind()
 
 
 def test_counts_bytes_of_distinct_rows() -> None:
     first, second = spawn(exact_bytes, 2)
     row = shares.DIM * 8
     # process 0 asks for one row and answers with two; process 1 the other way around
-    assert (first["cold ids"], first["cold rows"], first["cold gradients"]) == (4, 2 * row, row)
-    assert (second["cold ids"], second["cold rows"], second["cold gradients"]) == (8, row, 2 * row)
+    assert (first["cold_ids"], first["cold_rows"], first["cold_gradients"]) == (4, 2 * row, row)
+    assert (second["cold_ids"], second["cold_rows"], second["cold_gradients"]) == (8, row, 2 * row)
 
 
 def partial(rank: int) -> float:
     """Rows that are fetched and not looked up have no gradient: Adam must leave their moments alone."""
-    exchange = Exchange()
+    collectives = Collectives(in_group())
     bags = shares.build("sum", "meta")
-    shared = two_fold(bags, HOT, exchange)
+    shared = two_fold(bags, HOT, collectives)
     optimizers = Optimizers(bags, OptimizerConfig(name="adam", lr=shares.LR))
     plain = shares.build("sum")
     expected = Optimizers(plain, OptimizerConfig(name="adam", lr=shares.LR))
@@ -179,22 +181,22 @@ def test_rows_without_a_gradient_are_left_alone() -> None:
 
 def looks_up(rank: int) -> dict[str, Any]:
     """Evaluation, saving and loading at another deal of rows."""
-    exchange = Exchange()
+    collectives = Collectives(in_group())
     case = Case(optimizer="adagrad")
-    shared, _ = train(case, exchange)
-    ids = batch(case, exchange.world_size, 99)[rank]
+    shared, _ = train(case, collectives)
+    ids = batch(case, collectives.world_size, 99)[rank]
     with torch.no_grad():
         shared.prepare(ids, learns=False)
         vectors = shared.bags(ids)
         saved = [(name, *pack.shard(name, touched=True)) for pack in shared.packs for name in pack.tables]
         touched = sum(found[1].numel() for found in saved)
-        again, _ = train(dataclasses.replace(case, hot="none"), exchange, steps=0)
+        again, _ = train(dataclasses.replace(case, hot="none"), collectives, steps=0)
         (pack,), (old,) = again.packs, shared.packs
         for name in ROWS:  # rank 0 has every row, as a checkpoint would
             whole = old.full_state(name)
             for kind in ("weight", "sum"):
                 like = torch.zeros(ROWS[name], shares.DIM, dtype=torch.float64)
-                rows = exchange.all_reduce(whole.get(kind, like).clone(), "check")
+                rows = collectives.all_reduce(whole.get(kind, like).clone())
                 pack.load_rows(name, torch.arange(ROWS[name]), {kind: rows})
         before, after = shared.full_state(), again.full_state()
         again.prepare(ids, learns=False)
@@ -237,12 +239,12 @@ def test_hottest_rows_have_different_owners() -> None:
 
 def test_refuses_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="cannot have 41 hot rows"):
-        two_fold(shares.build("sum", "meta"), {**HOT, "a": 41}, Exchange())
+        two_fold(shares.build("sum", "meta"), {**HOT, "a": 41}, Collectives(in_group()))
     bags = shares.build("sum", "meta")
-    two_fold(bags, HOT, Exchange())
+    two_fold(bags, HOT, Collectives(in_group()))
     with torch.no_grad(), pytest.raises(ConfigError, match="call prepare"):
         bags(shares.draw("one-hot", [4], 0, low=0.5)[0])
     bags = shares.build("sum")
     Optimizers(bags, OptimizerConfig())
     with pytest.raises(ConfigError, match="optimizer already"):
-        two_fold(bags, HOT, Exchange())
+        two_fold(bags, HOT, Collectives(in_group()))

@@ -65,6 +65,10 @@ class Collectives:
     def bytes_by_kind(self) -> dict[str, int]:
         return {kind: traffic.bytes for kind, traffic in self.traffic.items()}
 
+    @property
+    def total_bytes(self) -> int:
+        return sum(traffic.bytes for traffic in self.traffic.values())
+
     def all_reduce(self, tensor: Tensor, *, kind: str = "all_reduce") -> Tensor:
         """The sum over ranks, in place: the same bits on all of them."""
         return self.start_all_reduce(tensor, kind=kind).wait()
@@ -80,26 +84,30 @@ class Collectives:
         """What a rank sends to reduce a tensor of so many bytes."""
         return 2 * num_bytes * (self.world_size - 1) // self.world_size
 
-    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None) -> Tensor:
+    def all_to_all(
+        self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None, *, kind: str = "all_to_all"
+    ) -> Tensor:
         """Rows for rank 0, then 1, ...: `send[r]` of them; gives what the others sent, in their order.
 
         `receive[r]` is how many rows rank r sends here; exchanged first (a collective of its own) when None.
         """
-        return self.start_all_to_all(tensor, send, receive).wait()
+        return self.start_all_to_all(tensor, send, receive, kind=kind).wait()
 
-    def start_all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None) -> Pending:
+    def start_all_to_all(
+        self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None, *, kind: str = "all_to_all"
+    ) -> Pending:
         """`all_to_all` that goes on meanwhile."""
         assert len(send) == self.world_size, "one number for each rank"
         assert sum(send) == tensor.shape[0], "send says where every row goes"
         if self.world_size == 1:
             return Pending(lambda: tensor)
         receive = self.exchange_sizes(send) if receive is None else receive
-        tensor = tensor.contiguous()
+        tensor = self._ready(tensor)
         result = tensor.new_empty(sum(receive), *tensor.shape[1:])
         row_bytes = tensor.nbytes // tensor.shape[0] if tensor.shape[0] else 0
-        self.count("all_to_all", row_bytes * (tensor.shape[0] - send[self.rank]))
+        self.count(kind, row_bytes * (tensor.shape[0] - send[self.rank]))
         return self._started(
-            "all_to_all",
+            kind,
             result,
             lambda: dist.all_to_all_single(result, tensor, list(receive), list(send), group=self._group, async_op=True),
             tensor,
@@ -133,7 +141,9 @@ class Collectives:
         self._gather_into(found.view(-1), own)
         return found.tolist()
 
-    def all_gather(self, tensor: Tensor, sizes: Sequence[int] | None = None) -> list[Tensor]:
+    def all_gather(
+        self, tensor: Tensor, sizes: Sequence[int] | None = None, *, kind: str = "all_gather"
+    ) -> list[Tensor]:
         """What each rank passed, by rank; first dimensions may differ: `sizes`, gathered first when None.
 
         Parts are padded to the longest on the way; the padding is sent, and counted.
@@ -143,12 +153,12 @@ class Collectives:
         if sizes is None:
             sizes = [found[0] for found in self.gather_sizes([tensor.shape[0]])]
         longest = max(sizes)
-        padded = tensor.contiguous()
+        padded = tensor = self._ready(tensor)
         if tensor.shape[0] < longest:
             padded = tensor.new_zeros(longest, *tensor.shape[1:])
             padded[: tensor.shape[0]] = tensor
         gathered = tensor.new_empty(self.world_size * longest, *tensor.shape[1:])
-        self.count("all_gather", padded.nbytes * (self.world_size - 1))
+        self.count(kind, padded.nbytes * (self.world_size - 1))
         if longest:
             self._gather_into(gathered, padded)
         return [gathered[rank * longest : rank * longest + size] for rank, size in enumerate(sizes)]
@@ -161,6 +171,10 @@ class Collectives:
         return self._started(
             "broadcast", tensor, lambda: dist.broadcast(tensor, source, group=self._group, async_op=True)
         ).wait()
+
+    def _ready(self, tensor: Tensor) -> Tensor:
+        """A tensor as the backend takes it: NCCL on the GPU of this process."""
+        return tensor.to(self.processes.device).contiguous()
 
     def _gather_into(self, result: Tensor, own: Tensor) -> None:
         parts = list(result.chunk(self.world_size))
@@ -182,3 +196,8 @@ class Collectives:
 
         sent_until_now = [sent]  # gloo reads it until it is done
         return Pending(finish)
+
+
+def share_of_mean(own: int, all_sizes: Sequence[int]) -> float:
+    """What the gradient of a mean over `own` samples counts in that of the mean over all processes' samples."""
+    return own / max(1, sum(all_sizes))

@@ -116,6 +116,15 @@ class Processes:
 ALONE = Processes()
 
 
+def in_group() -> Processes:
+    """This process in the default group of `torch.distributed`, which someone else has started; alone without one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return ALONE
+    gpu = dist.get_backend() == "nccl"
+    device = torch.device("cuda", torch.cuda.current_device()) if gpu else CPU
+    return Processes(dist.get_rank(), dist.get_world_size(), device)
+
+
 @contextmanager
 def joined(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
     """The processes that torchrun started, joined for the time of the block: gloo on CPUs, NCCL on GPUs.

@@ -7,6 +7,7 @@ where that is more bytes, the gradient of the whole storage is reduced, with a c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from holdall.kernels.row_gradient import RowGradient, sum_by_row
 from holdall.parallel.collectives import Collectives
 from holdall.training.optimizers import RowGroup
+
+Way = Literal["auto", "all-reduce", "gather"]
+"""How gradients are summed over ranks: of all rows, of those that were touched, or what sends fewer bytes."""
 
 
 def exchange_row_gradients(groups: Sequence[RowGroup], collectives: Collectives) -> None:
@@ -28,14 +32,30 @@ def exchange_row_gradients(groups: Sequence[RowGroup], collectives: Collectives)
     sizes = collectives.gather_sizes([ids.numel() for ids, _ in own])
     for place, (group, (ids, sums)) in enumerate(zip(groups, own, strict=True)):
         counts = [size[place] for size in sizes]
-        if not any(counts):
-            continue
-        num_rows, dim = group.weight.shape[0], sums.shape[1]
-        gathered = (collectives.world_size - 1) * max(counts) * (_id_bytes(group) + dim * sums.element_size())
-        if gathered <= collectives.reduce_bytes(num_rows * (dim + 1) * sums.element_size()):
-            group.replace_gradient(_gathered(group, ids, sums, counts, collectives))
-        else:
-            group.replace_gradient(_reduced(num_rows, ids, sums, collectives))
+        if any(counts):
+            group.replace_gradient(sum_over_ranks(ids, sums, counts, group.weight.shape[0], collectives))
+
+
+def sum_over_ranks(
+    ids: Tensor,
+    sums: Tensor,
+    counts: Sequence[int],
+    num_rows: int,
+    collectives: Collectives,
+    way: Way = "auto",
+    kind: str | None = None,
+) -> RowGradient:
+    """The gradients of all ranks for rows 0 to `num_rows`, from the distinct `ids` [U] of each and their `sums` [U, d].
+
+    `counts[r]` is how many rank r touched. Gathered ones come in the order of ranks, a row once for each that touched
+    it. Bytes are counted as `kind`; as `all_gather` or `all_reduce` when None.
+    """
+    dim, width = sums.shape[1], 4 if num_rows < 2**31 else 8
+    gathered = (collectives.world_size - 1) * max(counts) * (width + dim * sums.element_size())
+    reduced = collectives.reduce_bytes(num_rows * (dim + 1) * sums.element_size())
+    if way == "gather" or (way == "auto" and gathered <= reduced):
+        return _gathered(ids, sums, counts, width, collectives, kind or "all_gather")
+    return _reduced(num_rows, ids, sums, collectives, kind or "all_reduce")
 
 
 def _summed(group: RowGroup) -> tuple[Tensor, Tensor]:
@@ -51,18 +71,13 @@ def _summed(group: RowGroup) -> tuple[Tensor, Tensor]:
     return ids, sums
 
 
-def _id_bytes(group: RowGroup) -> int:
-    return 4 if group.weight.shape[0] < 2**31 else 8
-
-
 def _gathered(
-    group: RowGroup, ids: Tensor, sums: Tensor, counts: Sequence[int], collectives: Collectives
+    ids: Tensor, sums: Tensor, counts: Sequence[int], width: int, collectives: Collectives, kind: str
 ) -> RowGradient:
     """Rows of all ranks, in the order of ranks; a number and its gradient travel as the bytes of one row."""
-    width = _id_bytes(group)
     numbers = ids.to(_numbers(width))[:, None].view(torch.uint8)
     rows = torch.cat([numbers, sums.contiguous().view(torch.uint8)], dim=1)
-    everything = torch.cat(collectives.all_gather(rows, counts))
+    everything = torch.cat(collectives.all_gather(rows, counts, kind=kind))
     numbers, values = (
         part.clone(memory_format=torch.contiguous_format) for part in everything.tensor_split([width], 1)
     )
@@ -73,9 +88,9 @@ def _numbers(width: int) -> torch.dtype:
     return torch.int32 if width == 4 else torch.int64
 
 
-def _reduced(num_rows: int, ids: Tensor, sums: Tensor, collectives: Collectives) -> RowGradient:
+def _reduced(num_rows: int, ids: Tensor, sums: Tensor, collectives: Collectives, kind: str) -> RowGradient:
     whole = sums.new_zeros(num_rows, sums.shape[1] + 1)
     whole[ids] = torch.nn.functional.pad(sums, (0, 1), value=1.0)
-    collectives.all_reduce(whole)
+    collectives.all_reduce(whole, kind=kind)
     touched = whole[:, -1].nonzero()[:, 0]  # a gradient of zero still counts as a touch: moments decay
     return RowGradient(touched, whole[touched, :-1])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.errors import ConfigError
-from holdall.parallel.exchange import Exchange, share_of_mean
+from holdall.parallel.collectives import Collectives, share_of_mean
 
 
 def deal_tables(num_bytes: Mapping[str, int], loads: Mapping[str, float], world_size: int) -> dict[str, int]:
@@ -56,26 +56,26 @@ class TableWiseBags(EmbeddingBags):
         self,
         bags: EmbeddingBags,
         owners: Mapping[str, int],
-        exchange: Exchange,
+        collectives: Collectives,
         device: torch.device | str = "cpu",
     ):
         nn.Module.__init__(self)  # not EmbeddingBags': a process may have no table
         if any(pack.collects for pack in bags.packs):
             raise ConfigError("the tables have an optimizer already: spread them first, then make the optimizer")
         names = dict.fromkeys(bags.features.values())
-        wrong = [name for name in names if not 0 <= owners.get(name, -1) < exchange.world_size]
+        wrong = [name for name in names if not 0 <= owners.get(name, -1) < collectives.world_size]
         if wrong:
-            raise ConfigError(f"table '{wrong[0]}' needs an owner from 0 to {exchange.world_size - 1}")
-        self.exchange, self.owners = exchange, {name: owners[name] for name in names}
+            raise ConfigError(f"table '{wrong[0]}' needs an owner from 0 to {collectives.world_size - 1}")
+        self.collectives, self.owners = collectives, {name: owners[name] for name in names}
         self.dim, self.features, self.fused = bags.dim, dict(bags.features), bags.fused
         self.deliver_to = None
         self._vector_dtype, self._limits = bags.vector_dtype, bags._limits
         self.dtype = bags.vector_dtype or next(bags.parameters()).dtype
         self.device = torch.device(device)
-        mine = {name: bags.table(name) for name in names if owners[name] == exchange.rank}
+        mine = {name: bags.table(name) for name in names if owners[name] == collectives.rank}
         self._set_tables(mine, None, device)
         all_owners = [owners[name] for name in self.features.values()]
-        self.positions = [[p for p, o in enumerate(all_owners) if o == rank] for rank in range(exchange.world_size)]
+        self.positions = [[p for p, o in enumerate(all_owners) if o == rank] for rank in range(collectives.world_size)]
         """Features, as positions in the batch, whose tables each process has."""
         self._narrow = torch.int32 if int(self._limits.max()) <= 2**31 else torch.int64
         self._sizes: list[int] = []
@@ -94,7 +94,7 @@ class TableWiseBags(EmbeddingBags):
         if ids.batch_size:
             self.check(ids)
         kind = (ids.offsets is not None, ids.weights is not None)
-        told = self.exchange.all_gather_numbers(ids.batch_size, *map(int, kind))
+        told = self.collectives.gather_sizes([ids.batch_size, *map(int, kind)])
         self._sizes = [size for size, _, _ in told]
         kinds = {(bool(bagged), bool(weighs)) for size, bagged, weighs in told if size}
         if len(kinds) > 1:
@@ -102,7 +102,7 @@ class TableWiseBags(EmbeddingBags):
         if not ids.batch_size:
             ids = self._no_samples(*(kinds.pop() if kinds else kind))
         everyone = self._collect_one_hot(ids) if ids.offsets is None else self._collect_bags(ids, ids.offsets)
-        mine = self.positions[self.exchange.rank]
+        mine = self.positions[self.collectives.rank]
         with torch.set_grad_enabled(learns):
             if mine:
                 self._pooled = self._look_up(everyone, mine)
@@ -111,7 +111,7 @@ class TableWiseBags(EmbeddingBags):
         to, of = self._counts()
         with torch.no_grad():
             flat = self._pooled.reshape(-1, self.dim)
-            received = self.exchange.all_to_all(flat, to, of, "pooled vectors").to(self.device)
+            received = self.collectives.all_to_all(flat, to, of, kind="pooled_vectors").to(self.device)
             vectors = received.new_empty(ids.batch_size, self.num_features, self.dim)
             for positions, piece in zip(self.positions, received.split(of), strict=True):
                 vectors[:, positions] = piece.view(ids.batch_size, len(positions), self.dim)
@@ -120,7 +120,7 @@ class TableWiseBags(EmbeddingBags):
 
     def _counts(self) -> tuple[list[int], list[int]]:
         """Vectors that this process sends to each, and gets from each."""
-        rank = self.exchange.rank
+        rank = self.collectives.rank
         to = [size * len(self.positions[rank]) for size in self._sizes]
         return to, [self._sizes[rank] * len(positions) for positions in self.positions]
 
@@ -133,7 +133,7 @@ class TableWiseBags(EmbeddingBags):
 
     def _collect_one_hot(self, ids: Ids) -> Ids:
         """The ids of all processes' samples for the features of this one; other features have zeros."""
-        num_mine, num_all = len(self.positions[self.exchange.rank]), sum(self._sizes)
+        num_mine, num_all = len(self.positions[self.collectives.rank]), sum(self._sizes)
         of = [num_mine * size for size in self._sizes]
 
         def collect(rows: Tensor, kind: str) -> Tensor:
@@ -145,7 +145,7 @@ class TableWiseBags(EmbeddingBags):
 
     def _collect_bags(self, ids: Ids, offsets: Tensor) -> Ids:
         """The same for bags; those of other features are empty."""
-        num_mine = len(self.positions[self.exchange.rank])
+        num_mine = len(self.positions[self.collectives.rank])
         lengths = offsets.diff().view(self.num_features, ids.batch_size)
         pieces = self._send(list(lengths.to(torch.int32)), [num_mine * size for size in self._sizes], "lengths")
         theirs = [piece.view(num_mine, size).long() for piece, size in zip(pieces, self._sizes, strict=True)]
@@ -165,13 +165,13 @@ class TableWiseBags(EmbeddingBags):
         """Numbers of every feature to the owners of its table; `of[r]` numbers of this process's features from r."""
         nothing = by_feature[0][:0]
         parts = [torch.cat([nothing, *(by_feature[p] for p in positions)]) for positions in self.positions]
-        received = self.exchange.all_to_all(torch.cat(parts), [part.numel() for part in parts], of, kind)
+        received = self.collectives.all_to_all(torch.cat(parts), [part.numel() for part in parts], of, kind=kind)
         return list(received.to(self.device).split(list(of)))
 
     def _spread(self, mine: Tensor) -> Tensor:
         """Rows of this process's features [P, B] among those of all features [F, B]; zeros elsewhere."""
         everything = mine.new_zeros(self.num_features, mine.shape[1])
-        everything[self.positions[self.exchange.rank]] = mine
+        everything[self.positions[self.collectives.rank]] = mine
         return everything
 
     # --- what the model asks -----------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class TableWiseBags(EmbeddingBags):
         grad = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad * scale
         parts = [grad[:, positions].reshape(-1, self.dim) for positions in self.positions]
         of, to = self._counts()
-        received = self.exchange.all_to_all(torch.cat(parts), to, of, "gradients of vectors").to(self.device)
+        received = self.collectives.all_to_all(torch.cat(parts), to, of, kind="gradients_of_vectors").to(self.device)
         if pooled.requires_grad:
             pooled.backward(received.view(pooled.shape))
 

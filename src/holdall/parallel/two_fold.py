@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +30,10 @@ from holdall.batch import Ids
 from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
-from holdall.parallel.exchange import Exchange, share_of_mean
+from holdall.parallel.collectives import Collectives, share_of_mean
+from holdall.parallel.row_exchange import Way, sum_over_ranks
 from holdall.parallel.shards import Shards, hot_rows_of, owned_rows
 from holdall.tiers.far_rows import FarRows, LazyRows
-
-HotWay = Literal["auto", "all-reduce", "gather"]
-"""How hot gradients are summed: all of them, those that were touched, or each step what sends fewer bytes."""
 
 
 @dataclass(frozen=True)
@@ -74,22 +71,22 @@ class TwoFoldPack(DensePack):
     """
 
     def __init__(
-        self, host: DensePack, hot_rows: Mapping[str, int], exchange: Exchange, device: torch.device | str = "cpu"
+        self, host: DensePack, hot_rows: Mapping[str, int], collectives: Collectives, device: torch.device | str = "cpu"
     ):
-        self.tables, self.exchange, self.device = host.tables, exchange, torch.device(device)
+        self.tables, self.collectives, self.device = host.tables, collectives, torch.device(device)
         rows = {name: table.num_rows for name, table in self.tables.items()}
-        self.shards = Shards(rows, hot_rows, exchange.world_size)
+        self.shards = Shards(rows, hot_rows, collectives.world_size)
         self.hot_rows = self.shards.hot_rows
         self.num_hot = sum(self.hot_rows.values())
         self.dim, self.dtype = host.storage.shape[1], host.storage.dtype
         self.vector_dtype = host.vector_dtype
-        self.hot_way: HotWay = "auto"
+        self.hot_way: Way = "auto"
         self.collects, self.gradients = False, []
         self.slots: dict[str, Tensor] = {}
         self.far_slots: dict[str, FarRows] = {}
         self.working: Working | None = None
         self.owned_room = self.fetched_room = 0
-        self.far = owned_rows(host, self.shards, exchange.rank)
+        self.far = owned_rows(host, self.shards, collectives.rank)
         self.storage = hot_rows_of(host, self.hot_rows).to(self.device)
         for name, table in self.tables.items():
             like = torch.empty(rows[name], self.dim, dtype=self.dtype, device="meta")
@@ -154,10 +151,10 @@ class TwoFoldPack(DensePack):
         is_cold = values >= hot
         keys = torch.unique(self.shards.keys((values.long() - hot)[is_cold], number[is_cold]))
         owner, local = keys // self.shards.stride, keys % self.shards.stride
-        to = torch.bincount(owner, minlength=self.exchange.world_size).tolist()
-        of = self.exchange.all_to_all_counts(to)
+        to = torch.bincount(owner, minlength=self.collectives.world_size).tolist()
+        of = self.collectives.exchange_sizes(to)
         narrow = torch.int32 if self.shards.stride < 2**31 else torch.int64
-        wanted = self.exchange.all_to_all(local.to(narrow), to, of, "cold ids").cpu().long()
+        wanted = self.collectives.all_to_all(local.to(narrow), to, of, kind="cold_ids").cpu().long()
         return Request(keys, to, wanted, of, ids.batch_size)
 
     @torch.no_grad()
@@ -174,7 +171,7 @@ class TwoFoldPack(DensePack):
                 for slot, far in self.far_slots.items():
                     self.slots[slot][room] = far.read(owned).to(self.device)
         answers = self.storage[room].index_select(0, working.places)
-        fetched = self.exchange.all_to_all(answers, request.of, request.to, "cold rows")
+        fetched = self.collectives.all_to_all(answers, request.of, request.to, kind="cold_rows")
         self.storage[self._fetched_start : self._fetched_start + fetched.shape[0]] = fetched.to(self.device)
         self.working = working
 
@@ -221,11 +218,11 @@ class TwoFoldPack(DensePack):
         is_hot = rows < self.num_hot
         num_hot = int(is_hot.sum())  # rows are ascending: hot ones come first
         num_missing = working.request.keys.numel() - (rows.numel() - num_hot)
-        told = self.exchange.all_gather_numbers(num_hot, num_missing, working.request.num_samples)
+        told = self.collectives.gather_sizes([num_hot, num_missing, working.request.num_samples])
         if scale is None:
             scale = share_of_mean(working.request.num_samples, [samples for _, _, samples in told])
         sums = sums * scale
-        hot = self._sum_hot(rows[:num_hot], sums[:num_hot], max(touched for touched, _, _ in told))
+        hot = self._sum_hot(rows[:num_hot], sums[:num_hot], [touched for touched, _, _ in told])
         some_missing = any(missing for _, missing, _ in told)
         cold = self._send_cold(rows[num_hot:] - self._fetched_start, sums[num_hot:], some_missing)
         self.gradients.clear()
@@ -242,29 +239,14 @@ class TwoFoldPack(DensePack):
         rows, sums = sum_by_row(join(self.gradients))
         return rows, sums.to(dtype)
 
-    def _sum_hot(self, rows: Tensor, sums: Tensor, most_touched: int) -> tuple[Tensor, Tensor]:
+    def _sum_hot(self, rows: Tensor, sums: Tensor, touched: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Hot rows that any process touched and their gradients summed over processes: the same on all of them."""
-        world_size = self.exchange.world_size
-        if world_size == 1 or most_touched == 0:
+        if self.collectives.world_size == 1 or not any(touched):
             return rows, sums
-        narrow = torch.int32 if self.num_hot < 2**31 else torch.int64
-        whole = self.exchange.all_reduce_bytes(self.num_hot * (self.dim + 1) * sums.element_size())
-        touched = (world_size - 1) * most_touched * (narrow.itemsize + self.dim * sums.element_size())
-        if self.hot_way == "all-reduce" or (self.hot_way == "auto" and whole <= touched):
-            # The last column says who was touched: an optimizer must leave the others alone.
-            everything = sums.new_zeros(self.num_hot, self.dim + 1)
-            everything[rows, : self.dim] = sums
-            everything[rows, self.dim] = 1
-            everything = self.exchange.all_reduce(everything, "hot gradients").to(self.device)
-            found = everything[:, self.dim].nonzero()[:, 0]
-            return found, everything[found, : self.dim]
-        padding = most_touched - rows.numel()
-        numbers = torch.cat([rows, rows.new_full((padding,), -1)]).to(narrow)
-        padded = torch.cat([sums, sums.new_zeros(padding, self.dim)])
-        all_rows = torch.cat(self.exchange.all_gather(numbers, "hot ids")).to(self.device).long()
-        all_sums = torch.cat(self.exchange.all_gather(padded, "hot gradients")).to(self.device)
-        real = (all_rows >= 0).nonzero()[:, 0]
-        return sum_by_row(RowGradient(all_rows[real], all_sums, bag_of=real))  # in the order of processes
+        everyones = sum_over_ranks(
+            rows, sums, touched, self.num_hot, self.collectives, self.hot_way, kind="hot_gradients"
+        )
+        return sum_by_row(everyones)
 
     def _send_cold(self, places: Tensor, sums: Tensor, some_missing: bool) -> tuple[Tensor, Tensor]:
         """Rows of the storage that this process owns and their gradients, summed in the order of processes.
@@ -278,11 +260,11 @@ class TwoFoldPack(DensePack):
         if some_missing:
             sends = torch.zeros(request.keys.numel(), dtype=torch.uint8, device=places.device)
             sends[places] = 1
-            comes = self.exchange.all_to_all(sends, to, of, "cold ids").to(self.device)
+            comes = self.collectives.all_to_all(sends, to, of, kind="cold_ids").to(self.device)
             to = [int(part.sum()) for part in sends.split(to)]
             of = [int(part.sum()) for part in comes.split(of)]
             owned = owned[comes.bool()]
-        received = self.exchange.all_to_all(sums, to, of, "cold gradients").to(self.device)
+        received = self.collectives.all_to_all(sums, to, of, kind="cold_gradients").to(self.device)
         return sum_by_row(RowGradient(owned + self.num_hot, received))
 
     # --- whole tables, for checkpoints -------------------------------------------------------------------------------
@@ -293,7 +275,7 @@ class TwoFoldPack(DensePack):
         With `touched` only of those that were ever updated, where that is known.
         """
         self.finish()
-        ids, place = self.shards.kept(self.exchange.rank, name), self.shards.local_slice(self.exchange.rank, name)
+        ids, place = self.shards.kept(self.collectives.rank, name), self.shards.local_slice(self.collectives.rank, name)
         local = torch.arange(place.start, place.stop)
         if touched and isinstance(self.far, LazyRows):
             chosen = self.far.touched[place]
@@ -313,12 +295,12 @@ class TwoFoldPack(DensePack):
         hot, number = self.hot(name), self.shards.number[name]
         whole: dict[str, Tensor] = {}
         for kind, rows in mine.items():
-            sends = [rows.shape[0] if rank == to else 0 for rank in range(self.exchange.world_size)]
-            here = self.exchange.rank == to
+            sends = [rows.shape[0] if rank == to else 0 for rank in range(self.collectives.world_size)]
+            here = self.collectives.rank == to
             comes = [int(count) if here else 0 for count in self.shards.counts[:, number]]
-            received = self.exchange.all_to_all(rows, sends, comes, "whole tables").cpu()
+            received = self.collectives.all_to_all(rows, sends, comes, kind="whole_tables").cpu()
             if here:
-                kept = [self.shards.kept(rank, name) for rank in range(self.exchange.world_size)]
+                kept = [self.shards.kept(rank, name) for rank in range(self.collectives.world_size)]
                 whole[kind] = rows.new_empty(self.tables[name].num_rows, *rows.shape[1:])
                 whole[kind][: self.hot_rows[name]] = hot[kind].cpu()
                 whole[kind][torch.cat(kept)] = received
@@ -328,11 +310,11 @@ class TwoFoldPack(DensePack):
     def load_rows(self, name: str, ids: Tensor, values: Mapping[str, Tensor]) -> None:
         """Take what this process keeps, hot or cold, of given rows of a table: of any that a checkpoint holds."""
         self.finish()
-        rank, place = self.exchange.rank, self.shards.local_slice(self.exchange.rank, name)
+        rank, place = self.collectives.rank, self.shards.local_slice(self.collectives.rank, name)
         hot_rows, number = self.hot_rows[name], self.shards.number[name]
         is_hot = ids < hot_rows
-        mine = ~is_hot & ((ids - hot_rows + number) % self.exchange.world_size == rank)
-        local = place.start + (ids[mine] - hot_rows) // self.exchange.world_size
+        mine = ~is_hot & ((ids - hot_rows + number) % self.collectives.world_size == rank)
+        local = place.start + (ids[mine] - hot_rows) // self.collectives.world_size
         far, hot = self._far_rows(), self.hot(name)
         for kind, rows in values.items():
             hot[kind][ids[is_hot].to(self.device)] = rows[is_hot].to(self.device)
@@ -368,7 +350,7 @@ class TwoFold:
 
 
 def two_fold(
-    bags: EmbeddingBags, hot_rows: Mapping[str, int], exchange: Exchange, device: torch.device | str = "cpu"
+    bags: EmbeddingBags, hot_rows: Mapping[str, int], collectives: Collectives, device: torch.device | str = "cpu"
 ) -> TwoFold:
     """Spread the packed dense tables of `bags`, built alike on every process, before their optimizer is made.
 
@@ -376,7 +358,7 @@ def two_fold(
     """
     if any(pack.collects for pack in bags.packs):
         raise ConfigError("the tables have an optimizer already: spread them first, then make the optimizer")
-    packs = [TwoFoldPack(pack, hot_rows, exchange, device) for pack in bags.packs]
+    packs = [TwoFoldPack(pack, hot_rows, collectives, device) for pack in bags.packs]
     if not packs:
         raise ConfigError("the model has no dense tables to spread over processes: use --strategy data-parallel")
     bags.packs = list(packs)
