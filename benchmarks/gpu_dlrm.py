@@ -31,7 +31,7 @@ from holdall.kernels.path import kernel_path
 from holdall.models import configuration
 from holdall.models.dlrm import DLRM
 from holdall.training.optimizers import OptimizerConfig, Optimizers
-from holdall.training.trainer import logloss
+from holdall.training.step import logloss
 
 FLOPS_A_SAMPLE = 4.9e6  # forward
 KINDS = ("dense", "frobenius")

@@ -29,7 +29,7 @@ from holdall.tables.budget import find_method, suggest
 from holdall.training.evaluation import pick_device, rank_model
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.schedule import Schedule
-from holdall.training.trainer import logloss, squared_length
+from holdall.training.step import logloss, squared_length
 
 NEGATIVES = 4
 SHARE = 1 / 8

@@ -39,7 +39,7 @@ from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import OptimizerConfig, Optimizers, state_bytes_per_row
-from holdall.training.trainer import logloss
+from holdall.training.step import logloss
 
 STEPS_A_TURN = 4
 

@@ -51,7 +51,8 @@ from holdall.training.evaluation import evaluate, evaluate_model, evaluate_ranki
 from holdall.training.grouped import GroupedAUC, grouped_metrics
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.ranking import RankingMetrics, ranking_metrics
-from holdall.training.trainer import logloss, train
+from holdall.training.step import logloss
+from holdall.training.trainer import train
 
 __version__ = "0.1.0"
 

@@ -74,6 +74,16 @@ class Batch:
             if tensor is not None:
                 yield tensor
 
+    def without_samples(self) -> Batch:
+        """A batch of no samples, otherwise like this one."""
+        ids = self.ids
+        if ids.offsets is None:
+            values, offsets = ids.values[:, :0], None
+        else:
+            values, offsets = ids.values[:0], ids.offsets.new_zeros(1)
+        weights = None if ids.weights is None else ids.weights[..., :0]
+        return Batch(self.dense[:0], Ids(values, offsets, ids.num_features, weights), self.label[:0])
+
     def pinned(self) -> Batch:
         """The same in memory that a GPU can read while the host goes on."""
         ids = self.ids

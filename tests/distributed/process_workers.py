@@ -20,7 +20,8 @@ from holdall.errors import HoldallError, NonFiniteLossError, ProcessError
 from holdall.parallel.collectives import Collectives
 from holdall.parallel.processes import ElsewhereError, joined
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import Trainer, train
+from holdall.training.step import Step
+from holdall.training.trainer import train
 
 CPU = torch.device("cpu")
 
@@ -143,20 +144,21 @@ def stopped_by_a_signal(data: str, out: str, settings: dict[str, Any]) -> str:
 def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bool]:
     """The loss of rank 1 is not a number in step 3; whether its table is as it was before the step."""
     kept: dict[str, Tensor] = {}
-    loss = Trainer.loss
+    loss, step, models = Step.loss, iter(range(1000)), []
 
-    def bad(self: Trainer, batch: Any, moved: Any) -> Tensor:
-        if self.step == 3:
-            kept.update({name: tensor.clone() for name, tensor in self.model.state_dict().items()})
-            kept["trainer"] = self  # type: ignore[assignment]
+    def bad(self: Step, batch: Any, moved: Any) -> Tensor:
+        now = next(step)
+        if now == 3:
+            kept.update({name: tensor.clone() for name, tensor in self.strategy.model.state_dict().items()})
+            models.append(self.strategy.model)
         value = loss(self, batch, moved)
-        return value * float("nan") if self.step == 3 and rank() == 1 else value
+        return value * float("nan") if now == 3 and rank() == 1 else value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "loss", bad)
+        patch.setattr(Step, "loss", bad)
         with pytest.raises(HoldallError) as caught:
             train_run(data, out, settings)
     expected = NonFiniteLossError if rank() == 1 else ElsewhereError
     assert isinstance(caught.value, expected), caught.value
-    state = kept.pop("trainer").model.state_dict()  # type: ignore[attr-defined]
+    state = models[0].state_dict()
     return str(caught.value), all(torch.equal(state[name], tensor) for name, tensor in kept.items())

@@ -9,7 +9,7 @@ from holdall.models import Model, ModelConfig
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tables import Frobenius, Hashed, HotCold, Method, Quantized, TensorTrain
 from holdall.training.optimizers import OptimizerConfig, Optimizers
-from holdall.training.trainer import logloss
+from holdall.training.step import logloss
 
 METHODS: dict[str, Method | dict[str, Method] | None] = {
     "dense": None,

@@ -10,7 +10,8 @@ import torch
 
 from holdall.errors import ConfigError
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import Trainer, logloss, squared_length, train
+from holdall.training.step import logloss, squared_length
+from holdall.training.trainer import Trainer, train
 
 SMALL = TrainConfig(dim=4, bottom=(4,), top=(4,), batch_size=64, epochs=2, optimizer="adam", lr=0.02, device="cpu")
 
@@ -20,7 +21,7 @@ def test_the_loss_has_the_squared_lengths_of_a_sample(data: Path, tmp_path: Path
     batch = next(trainer.loader.epoch(0))
     vectors_BFD = trainer.model.lookup(batch)
     expected = logloss(trainer.model(batch), batch.label) + 0.5 * (vectors_BFD**2).sum(dim=(1, 2)).mean()
-    assert float(trainer.loss(batch, batch).detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert float(trainer.steps.loss(batch, batch).detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
 
 
 def test_every_part_of_what_was_looked_up_counts_but_masks_do_not() -> None:

@@ -159,7 +159,7 @@ def test_losses_read_later_are_the_same_curve(data: Path, tmp_path: Path) -> Non
     """As on a GPU, where reading a loss in every step would wait for the device."""
     run(data, tmp_path / "at once")
     trainer = Trainer(data, tmp_path / "later", SMALL, quiet=True)
-    trainer.reads_losses_later = True
+    trainer.steps.reads_losses_later = True
     torch.use_deterministic_algorithms(True)
     trainer.run()
     torch.use_deterministic_algorithms(False)
@@ -169,7 +169,7 @@ def test_losses_read_later_are_the_same_curve(data: Path, tmp_path: Path) -> Non
 
 def test_a_loss_that_is_not_finite_is_found_later_and_never_saved(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(data, tmp_path / "run", SMALL, quiet=True)
-    trainer.reads_losses_later = True
+    trainer.steps.reads_losses_later = True
     batches = trainer.loader.epoch(0)
     trainer.train_step(next(batches))
     poisoned = replace(next(batches), dense=torch.full((128, 3), float("inf")))
@@ -220,7 +220,7 @@ def test_early_stopping_needs_a_validation_split(tmp_path: Path) -> None:
 def test_compiled_dense_part_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
     plain = Trainer(data, tmp_path / "plain", SMALL, quiet=True)
     compiled = Trainer(data, tmp_path / "compiled", SMALL, quiet=True)
-    compiled._score = torch.compile(compiled.model.score, backend="aot_eager")
+    compiled.steps._score = torch.compile(compiled.model.score, backend="aot_eager")
     for batch in list(plain.loader.epoch(0))[:3]:
         assert compiled.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-6)
 

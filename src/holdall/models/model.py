@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -46,6 +47,18 @@ def batch_device(model: nn.Module) -> torch.device:
     tables = {id(p) for module in model.modules() if isinstance(module, EmbeddingBags) for p in module.parameters()}
     devices = [parameter.device for parameter in model.parameters() if id(parameter) not in tables]
     return devices[0] if devices else next(model.parameters()).device
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Inside, the model is in evaluation mode and keeps no gradients."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 class ModelConfig(ABC):

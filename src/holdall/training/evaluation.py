@@ -6,7 +6,7 @@ import itertools
 import math
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdall.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
 from holdall.data.ranking import RankingCases, ranking_path
 from holdall.errors import CheckpointError, ConfigError
-from holdall.models.model import Model, batch_device
+from holdall.models.model import Model, batch_device, evaluating
 from holdall.schema import Schema
 from holdall.tiers.place import place
 from holdall.training import checkpoint
@@ -54,9 +55,23 @@ class Part:
     world_size: int = 1
     reduce: Callable[[Tensor], None] = lambda _: None
     """Adds up a tensor over the processes, in place."""
+    bring: Callable[[Ids], None] | None = None
+    """Called before each lookup where rows come from other processes, which all call it equally often."""
+
+    def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
+        """This process's of all ranking cases; with `bring`, equally many batches on each, the last of no cases."""
+        if self.bring is None:
+            yield from itertools.islice(cases, self.rank, None, self.world_size)
+            return
+        cases = iter(cases)
+        while together := list(itertools.islice(cases, self.world_size)):
+            if self.rank < len(together):
+                yield together[self.rank]
+            else:
+                batch, counts = together[0]
+                yield batch.without_samples(), counts[:0]
 
 
-@torch.no_grad()
 def evaluate_model(
     model: nn.Module,
     data: DataSet,
@@ -69,17 +84,16 @@ def evaluate_model(
     """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
     device = batch_device(model)
     metrics = BinaryMetrics(device=device)
-    was_training = model.training
-    model.eval()
-    with Progress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
+    with evaluating(model), Progress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
         shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
         for batch in shares.epoch(0):
+            if part.bring is not None:
+                part.bring(batch.ids)
             if not len(batch):  # fewer rows than processes
                 continue
             batch = batch.to(device)
             metrics.update(model(batch), batch.label)
             progress.update(len(batch))
-    model.train(was_training)
     part.reduce(metrics.counts)
     part.reduce(metrics.sums)
     return metrics.compute(allow_one_class=allow_one_class)
@@ -163,8 +177,7 @@ def evaluate_ranking(
 def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
     """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
     cases = RankingCases.load(data.folder, data.split).batches(data)
-    own = itertools.islice(cases, part.rank, None, part.world_size)
-    return ranking_metrics(model, own, k, reduce=part.reduce)
+    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)
 
 
 def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> tuple[nn.Module, DataSet, str]:

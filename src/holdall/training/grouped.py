@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.errors import ConfigError, DataError
-from holdall.models.model import batch_device
+from holdall.models.model import batch_device, evaluating
 from holdall.training.metrics import BATCH_SIZE
 from holdall.training.ranking import RankingMetrics
 
@@ -145,7 +145,6 @@ def grouped_batches(data: DataSet, feature: str, batch_size: int = BATCH_SIZE) -
         yield data.take(rows), torch.from_numpy(ids[rows])
 
 
-@torch.no_grad()
 def grouped_metrics(
     model: nn.Module, data: DataSet, feature: str, k: int | None = 10, *, batch_size: int = BATCH_SIZE
 ) -> dict[str, float]:
@@ -156,9 +155,7 @@ def grouped_metrics(
     """
     device = batch_device(model)
     metrics = GroupedAUC(None if k is None else RankingMetrics(k))
-    was_training = model.training
-    model.eval()
-    for batch, groups in grouped_batches(data, feature, batch_size):
-        metrics.update(model(batch.to(device)), batch.label, groups)
-    model.train(was_training)
+    with evaluating(model):
+        for batch, groups in grouped_batches(data, feature, batch_size):
+            metrics.update(model(batch.to(device)), batch.label, groups)
     return metrics.compute()

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -146,6 +147,10 @@ def state_bytes_per_row(config: OptimizerConfig, dim: int) -> int:
     return sum(state.nbytes for state in slots.values())
 
 
+SquaredNorm = Callable[[Mapping[str, nn.Parameter], Sequence[RowGroup]], float]
+"""Of the gradients of dense parameters and of rows, which are in `RowGroup.summed`."""
+
+
 class Optimizers:
     """Both optimizers of a model behind one `step`, with state that is named by parameter.
 
@@ -218,20 +223,24 @@ class Optimizers:
         for table in self._self_updating:
             table.zero_pending()
 
-    def clip(self, max_norm: float) -> float | Tensor:
+    def clip(self, max_norm: float, squared_norm: SquaredNorm | None = None) -> float | Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before.
 
-        On a GPU that is a tensor and nothing waits for it: rows are scaled as they are updated.
+        On a GPU that is a tensor and nothing waits for it: rows are scaled as they are updated. Where some gradients
+        are with other processes, `squared_norm` computes that of all.
         """
         if self._self_updating:
             raise ConfigError("gradients of tables that round their own updates cannot be clipped: leave clip_norm out")
         gradients = [p.grad for p in self._dense.values() if p.grad is not None]
-        if self._scalars is not None and all(self._fuses(rows) for rows in self._rows):
+        if squared_norm is None and self._scalars is not None and all(self._fuses(rows) for rows in self._rows):
             return self._clip_on_device(max_norm, gradients)
         for rows in self._rows:
             rows.sum_gradients()
         gradients += [rows.summed[1] for rows in self._rows if rows.summed is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
+        if squared_norm is not None:
+            norm = math.sqrt(squared_norm(self._dense, self._rows))
+        else:
+            norm = float(torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients])))
         if norm > max_norm:
             for gradient in gradients:
                 gradient.mul_(max_norm / norm)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from holdall.batch import Batch, Ids
 from holdall.errors import ConfigError, DataError
 from holdall.models import Model
-from holdall.models.model import batch_device
+from holdall.models.model import batch_device, evaluating
 from holdall.training.metrics import BATCH_SIZE
 
 K = 10
@@ -88,29 +88,31 @@ class RankingMetrics:
         }
 
 
-@torch.no_grad()
 def ranking_metrics(
     model: nn.Module,
     cases: Iterable[tuple[Batch, Tensor]],
     k: int = K,
     *,
     reduce: Callable[[Tensor], None] | None = None,
+    bring: Callable[[Ids], None] | None = None,
 ) -> dict[str, float]:
     """HR@K and NDCG@K of a model; see `RankingMetrics.compute`.
 
     `cases` gives batches of U * C rows, case after case with the positive first, and which of their candidates count
     [U, C]: `RankingCases.batches` of a prepared data set, or `candidate_batches` of arrays. `reduce`
-    adds up the sums of processes that have a part of the cases each.
+    adds up the sums of processes that have a part of the cases each; `bring` is called before each lookup.
     """
     device = batch_device(model)
     metrics = RankingMetrics(k, device)
-    was_training = model.training
-    model.eval()
-    for batch, counts in cases:
-        if isinstance(model, Model):
-            model.check(batch.ids)  # on the host, where the feature can be named
-        metrics.update(model(batch.to(device)).view(counts.shape), counts.to(device))
-    model.train(was_training)
+    with evaluating(model):
+        for batch, counts in cases:
+            if bring is not None:
+                bring(batch.ids)
+            if not len(batch):
+                continue
+            if isinstance(model, Model):
+                model.check(batch.ids)  # on the host, where the feature can be named
+            metrics.update(model(batch.to(device)).view(counts.shape), counts.to(device))
     if reduce is not None:
         reduce(metrics.sums)
     return metrics.compute()

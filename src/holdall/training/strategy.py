@@ -7,7 +7,7 @@ where the model is; the others are for tables that are larger than the device.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdall.batch import Batch
+from holdall.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
 from holdall.errors import ConfigError
@@ -32,7 +32,7 @@ from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
 from holdall.training.copy_ahead import copied_ahead
 from holdall.training.hot_batches import HotBatches, Segment
-from holdall.training.optimizers import Optimizers, state_bytes_per_row
+from holdall.training.optimizers import Optimizers, SquaredNorm, state_bytes_per_row
 from holdall.training.stages import StageTimes
 
 
@@ -88,12 +88,18 @@ class Strategy:
     def begin_backward(self, step: int, num_samples: int, loss: Tensor, stop: bool) -> None:
         """Of several processes: before the backward of `loss`, this rank's share of that of the global batch. `stop`
         says that someone asked this rank to."""
-        raise NotImplementedError
+        raise AssertionError("a strategy of one process has nobody to tell")
 
     def exchange_gradients(self) -> Tensor:
         """Of several processes: make the gradients those of the global batch. [2, W]: what each rank gave to
         `begin_backward` as `loss` and `stop`, on all of them."""
-        raise NotImplementedError
+        raise AssertionError("a strategy of one process has nobody to exchange with")
+
+    squared_norm: SquaredNorm | None = None
+    """The squared norm of all gradients, where not all of them are here (see `Optimizers.clip`)."""
+
+    bring: Callable[[Ids], None] | None = None
+    """What an evaluation calls before it looks a batch up, with no samples too, in step with the other processes."""
 
     def reduce(self, tensor: Tensor) -> None:
         """Sum a tensor over the processes of the run, in place."""

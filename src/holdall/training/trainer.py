@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from holdall.batch import Batch
@@ -20,15 +19,13 @@ from holdall.data.ranking import ranking_path
 from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
 from holdall.files import write_json
 from holdall.kernels.path import kernel_path
-from holdall.models.model import LookedUp
-from holdall.parallel.processes import ALONE, ElsewhereError, Processes, RankLog, joined
+from holdall.parallel.processes import ALONE, Processes, RankLog, joined
 from holdall.parallel.start import agree_on_run, make_run_folder
 from holdall.parallel.strategies import find_strategy
 from holdall.placement.plan import Plan
 from holdall.schema import Schema
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.training import checkpoint
-from holdall.training.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import (
     BEST,
@@ -44,14 +41,13 @@ from holdall.training.interrupt import Interrupt, held_interrupts
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
 from holdall.training.planned import compared, follow
+from holdall.training.step import Step
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
 
 STAGES_FILE = "stages.json"
 """What a plan predicted of a step and what was measured, in the run folder."""
 SCRATCH = "tiers"
 """Folder of a run that holds the rows of tables on disk, until the run ends."""
-UNREAD_LOSSES = 64
-"""Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
 WHOLE_TABLES = {"plain", "host", "data-parallel", "local"}
 """Strategies whose checkpoints hold the same tensors: a run may go on with another of them."""
 ECHO_SECONDS = 5.0
@@ -93,17 +89,6 @@ def train(
             torch.use_deterministic_algorithms(False)
 
 
-def logloss(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean of -log p(label) over a batch, computed from logits in float32."""
-    return F.binary_cross_entropy_with_logits(logits.float(), label)
-
-
-def squared_length(looked_up: LookedUp) -> Tensor:
-    """Sum of the squares of all vectors that a batch looked up, in float32."""
-    parts = (looked_up,) if isinstance(looked_up, Tensor) else looked_up
-    return torch.stack([part.float().square().sum() for part in parts if part.is_floating_point()]).sum()
-
-
 class Trainer:
     """One run: its model, optimizers, data and log, and where it stands."""
 
@@ -140,18 +125,12 @@ class Trainer:
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.strategy.attach(self.optimizers)
-        self._stops = Interrupt()
-        """That some process of the run was asked to stop, which all hear of in the same step."""
-        self.schedule = config.schedule()
-        self._score = torch.compile(self.model.score) if config.compile else self.model.score
-        self._graph = self._make_graph()
+        self.steps = Step(config, self.strategy, self.optimizers, self._refuse_batch)
+        self._interrupt = Interrupt()
         self.step = 0
         self.epoch = 0
         self.batch_in_epoch = 0
         self.loss_sum, self.loss_count = 0.0, 0
-        self.reads_losses_later = self.device.type != "cpu"
-        self._unread: list[tuple[str, Batch, Tensor]] = []
-        """Place, batch and loss of steps whose loss has not been read back from the device."""
         self.best, self.evaluations_without_gain = -math.inf, 0
         """What `best_by` was at its best, its sign turned for logloss so that more is better."""
         self.last_evaluation: dict[str, float] = {}
@@ -162,7 +141,7 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, interrupt: Interrupt | None = None) -> dict[str, Any]:
-        self._interrupt = Interrupt() if interrupt is None else interrupt
+        self._interrupt = self._interrupt if interrupt is None else interrupt
         self._logged_at = started = time.perf_counter()
         first_step = self.step
         total = self.num_steps * self.config.batch_size
@@ -179,7 +158,7 @@ class Trainer:
                     if self.step >= self.num_steps or stopped_early:
                         break
             self.save()
-        seconds = time.perf_counter() - started
+        seconds, graph = time.perf_counter() - started, self.steps.graph
         return {
             "steps": self.step,
             "samples_per_second": (self.step - first_step) * self.config.batch_size / max(seconds, 1e-9),
@@ -189,7 +168,7 @@ class Trainer:
             "table_bytes": self.model.bags.num_bytes(),
             **self.strategy.measures(),
             **self._compared_with_plan(seconds / max(1, self.step - first_step)),
-            **({} if self._graph is None else {"cuda_graph": self._graph.why_not or f"{self._graph.replays} steps"}),
+            **({} if graph is None else {"cuda_graph": graph.why_not or f"{graph.replays} steps"}),
         }
 
     def _compared_with_plan(self, step_seconds: float) -> dict[str, Any]:
@@ -207,11 +186,11 @@ class Trainer:
         segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
         with closing(self.strategy.on_device(segment, self.step)) as on_device:
             for number, (batch, moved) in enumerate(on_device, start=1):
-                size = len(batch) if self.processes.world_size == 1 else self.loader.global_size(self.batch_in_epoch)
+                size = self._global_size(batch)
                 loss = self.train_step(batch, moved)
                 progress.update(size, loss)
                 stopped_early = self._after_step(loss, ends_cycle=segment.ends_cycle and number == segment.num_batches)
-                if self._stops if self.processes.world_size > 1 else self._interrupt:
+                if self.steps.stop_asked if self.processes.world_size > 1 else self._interrupt:
                     self.save()
                     raise KeyboardInterrupt(f"stopped at step {self.step}; go on with --resume")
                 if self.step >= self.num_steps or stopped_early:
@@ -219,140 +198,14 @@ class Trainer:
         return False
 
     def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
-        """One update with a batch whose ids have been checked; `moved` is its copy on the device.
-
-        Returns the batch's loss; one that is not finite stops the run before anything is updated. On a GPU that would
-        wait for the device in every step: there the loss is read some steps later (see `_read_losses`), None for now.
-        """
+        """One update with a batch whose ids have been checked; `moved` is its copy on the device (see `Step.run`)."""
         moved = batch.to(self.device, non_blocking=True) if moved is None else moved
-        if self._graph is not None and self.strategy.moves_nothing and self._takes_graph(moved):
-            self.strategy.stages.pause()
-            self.optimizers.set_factor(self.schedule.factor(self.step))
-            self._unread.append((self._place(), batch, self._graph.step(moved)))
-            self.strategy.after_step(self.step + 1)
-            return None
-        self.strategy.stages.begin_step(self.step)
-        if self.processes.world_size > 1:
-            return self._shared_step(batch, moved)
-        loss = self.loss(batch, moved)
-        place = self._place()
-        value = None
-        if self.reads_losses_later:
-            self._unread.append((place, batch, loss.detach()))
-        else:
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                self._refuse_batch(batch, value, place, "nothing was updated")
-        with self.strategy.stages.stage("backward"):
-            loss.backward()
-        self._update()
-        return value
+        place = f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
+        return self.steps.run(self.step, place, batch, moved, self._global_size(batch), stop=bool(self._interrupt))
 
-    def _shared_step(self, batch: Batch, moved: Batch) -> float | None:
-        """`train_step` of one of several processes: the loss and its gradients are those of the global batch.
-
-        A rank's share of that loss is the mean over its own samples, times its part of all samples.
-        """
-        share = len(batch) / self.loader.global_size(self.batch_in_epoch)
-        loss = self.loss(batch, moved) * share if len(batch) else torch.zeros((), device=self.device)
-        self.strategy.begin_backward(self.step, len(batch), loss.detach(), stop=bool(self._interrupt))
-        with self.strategy.stages.stage("backward"):
-            if len(batch):
-                loss.backward()
-        with self.strategy.stages.stage("exchange"):
-            signals = self.strategy.exchange_gradients()
-        value = None
-        if self.reads_losses_later:
-            self._unread.append((self._place(), batch, signals))
-        else:
-            value = self._read_signals(signals.tolist(), batch, self._place(), "nothing was updated")
-        self._update()
-        return value
-
-    def _update(self) -> None:
-        """Apply the gradients of the step."""
-        with self.strategy.stages.stage("update"):
-            if self.config.clip_norm is not None:
-                self.optimizers.clip(self.config.clip_norm)
-            self.optimizers.set_factor(self.schedule.factor(self.step))
-            self.optimizers.step()
-        self.strategy.after_step(self.step + 1)
-
-    def _read_signals(self, signals: list[list[float]], batch: Batch, place: str, done: str) -> float:
-        """The loss of a global batch, from what its ranks told each other; take note of who was asked to stop."""
-        losses, stops = signals
-        for rank, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                if rank == self.processes.rank:
-                    self._refuse_batch(batch, loss, place, done)
-                if math.isfinite(losses[self.processes.rank]):
-                    raise ElsewhereError(f"the loss of rank {rank} is {loss} at {place}: {done}")
-        if any(stops):
-            self._stops.signal = 1
-        return sum(losses)
-
-    def _place(self) -> str:
-        return f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
-
-    def _make_graph(self) -> CapturedStep | None:
-        """What captures full steps, where that is not ruled out from the start."""
-        if self.config.cuda_graph == "off":
-            return None
-        why_not = None
-        if self.device.type != "cuda":
-            why_not = f"the device is {self.device}"
-        elif self.processes.world_size > 1:
-            why_not = "processes meet in every step"
-        elif self.config.strategy in ("host", "split"):
-            why_not = f"--strategy {self.config.strategy} moves rows between steps"
-        if why_not is None:
-            addresses = self.strategy.addresses
-            return CapturedStep(self._backward, self.optimizers, self.config.batch_size, addresses)
-        if self.config.cuda_graph == "on":
-            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
-        return None
-
-    def _backward(self, batch: Batch) -> Tensor:
-        """The loss of a batch on the device, its gradients left in place, clipped."""
-        loss = self.loss(batch, batch)
-        loss.backward()
-        if self.config.clip_norm is not None:
-            self.optimizers.clip(self.config.clip_norm)
-        return loss.detach()
-
-    def _takes_graph(self, moved: Batch) -> bool:
-        """Whether a batch goes through the graph; that a full one cannot is an error when a graph was asked for."""
-        assert self._graph is not None
-        takes = self._graph.takes(moved)
-        if not takes and self.config.cuda_graph == "on" and len(moved) == self.config.batch_size:
-            why_not = self._graph.why_not or "features have several ids or weights"
-            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
-        return takes
-
-    def loss(self, batch: Batch, moved: Batch) -> Tensor:
-        """Mean logloss of a batch, and the penalty on what it looks up; `moved` is its copy on the device."""
-        kind, bf16 = self.device.type, self.config.precision == "bf16"
-        # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
-        with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
-            looked_up = self.strategy.lookup(batch, moved)
-        with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
-            logits = self._score(moved.dense, looked_up)
-        loss = logloss(logits, moved.label)
-        return loss + self.config.l2 * squared_length(looked_up) / len(moved) if self.config.l2 else loss
-
-    def _read_losses(self) -> None:
-        """Read the losses that are still on the device; one that is not finite stops the run."""
-        if not self._unread:
-            return
-        unread, self._unread = self._unread, []
-        values = torch.stack([loss for _, _, loss in unread]).tolist()
-        done = "the model was updated with it, its checkpoints were not"
-        for (place, batch, _), value in zip(unread, values, strict=True):
-            if self.processes.world_size > 1:
-                value = self._read_signals(value, batch, place, done)
-            elif not math.isfinite(value):
-                self._refuse_batch(batch, value, place, done)
-            self.loss_sum += value
+    def _global_size(self, batch: Batch) -> int:
+        """Samples of the batch under way, of all processes."""
+        return len(batch) if self.processes.world_size == 1 else self.loader.global_size(self.batch_in_epoch)
 
     def _after_step(self, loss: float | None, *, ends_cycle: bool = False) -> bool:
         """Count the step; log, evaluate and save where they are due. Whether to stop early."""
@@ -364,7 +217,7 @@ class Trainer:
         self.loss_sum, self.loss_count = self.loss_sum + (loss or 0.0), self.loss_count + 1
         last = self.step == self.num_steps
         logs = self.step % self.config.log_every == 0 or last
-        if logs or len(self._unread) >= UNREAD_LOSSES:
+        if logs or self.steps.must_read:
             self._read_losses()
         if logs:
             measures: dict[str, Any] = {**self.strategy.measures()}
@@ -372,7 +225,7 @@ class Trainer:
                 epoch=self.epoch,
                 samples=self.step * self.config.batch_size,
                 loss=self.loss_sum / self.loss_count,
-                lr=self.config.lr * self.schedule.factor(self.step - 1),
+                lr=self.config.lr * self.steps.schedule.factor(self.step - 1),
                 samples_per_second=self.loss_count * self.config.batch_size / (time.perf_counter() - self._logged_at),
                 **measures,
             )
@@ -387,11 +240,14 @@ class Trainer:
             self.save()
         return stop
 
+    def _read_losses(self) -> None:
+        self.loss_sum += self.steps.read_losses()
+
     def _evaluate(self) -> bool:
         """Evaluate on the validation split; whether to stop early."""
         assert self.valid is not None
         self._read_losses()
-        part = Part(self.processes.rank, self.processes.world_size, self.strategy.reduce)
+        part = Part(self.processes.rank, self.processes.world_size, self.strategy.reduce, self.strategy.bring)
         with self.strategy.evaluating():
             metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=part)
             if self.ranks:
@@ -518,10 +374,6 @@ class Trainer:
                     f"{self.out} was trained with {name}={old!r} and is asked to resume with {name}={value!r}: "
                     f"pass the same settings, or start a new run"
                 )
-
-
-def _bf16(kind: str, on: bool) -> AbstractContextManager[Any]:
-    return torch.autocast(kind, torch.bfloat16) if on else nullcontext()
 
 
 def _has_rows(schema: Any, split: str) -> bool:

@@ -1,0 +1,219 @@
+"""One training step: the loss of a batch, its gradients, and the update; alone, as a CUDA graph, or in step with other
+processes.
+
+A loss that is not finite stops the run before anything is updated. On a GPU that would wait for the device in every
+step: there losses are read some steps later, with those of the steps since.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from holdall.batch import Batch
+from holdall.errors import ConfigError
+from holdall.models.model import LookedUp
+from holdall.parallel.processes import ElsewhereError
+from holdall.training.captured_step import CapturedStep
+from holdall.training.config import TrainConfig
+from holdall.training.interrupt import Interrupt
+from holdall.training.optimizers import Optimizers
+from holdall.training.strategy import Strategy
+
+UNREAD_LOSSES = 64
+"""Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
+
+
+def logloss(logits: Tensor, label: Tensor) -> Tensor:
+    """Mean of -log p(label) over a batch, computed from logits in float32."""
+    return F.binary_cross_entropy_with_logits(logits.float(), label)
+
+
+def squared_length(looked_up: LookedUp) -> Tensor:
+    """Sum of the squares of all vectors that a batch looked up, in float32."""
+    parts = (looked_up,) if isinstance(looked_up, Tensor) else looked_up
+    return torch.stack([part.float().square().sum() for part in parts if part.is_floating_point()]).sum()
+
+
+class Step:
+    """What a step of a run does with a batch whose ids have been checked.
+
+    `refuse(batch, loss, place, done)` ends the run for a loss that is not finite, on the rank that had the batch.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        strategy: Strategy,
+        optimizers: Optimizers,
+        refuse: Callable[[Batch, float, str, str], None],
+    ):
+        self.config, self.strategy, self.optimizers = config, strategy, optimizers
+        self.processes, self.device = strategy.processes, strategy.device
+        self.schedule = config.schedule()
+        self.stop_asked = Interrupt()
+        """That some process of the run was asked to stop, which all hear of in the same step."""
+        self._refuse = refuse
+        self._score = torch.compile(strategy.model.score) if config.compile else strategy.model.score
+        self.graph = self._make_graph()
+        self.reads_losses_later = self.device.type != "cpu"
+        self._unread: list[tuple[str, Batch, Tensor]] = []
+        """Place, batch and loss of steps whose loss has not been read back from the device."""
+
+    # --- the step ----------------------------------------------------------------------------------------------------
+
+    def run(self, step: int, place: str, batch: Batch, moved: Batch, num_samples: int, *, stop: bool) -> float | None:
+        """One update; `moved` is the batch on the device, of a global batch of `num_samples`.
+
+        Returns the loss of the global batch; None where it is read later. `stop` says that someone asked this process
+        to, and `place` names the step for errors.
+        """
+        if self.graph is not None and self.strategy.moves_nothing and self._takes_graph(moved):
+            self.strategy.stages.pause()
+            self.optimizers.set_factor(self.schedule.factor(step))
+            self._unread.append((place, batch, self.graph.step(moved)))
+            self.strategy.after_step(step + 1)
+            return None
+        self.strategy.stages.begin_step(step)
+        if self.processes.world_size == 1:
+            value = self._backward_alone(place, batch, moved)
+        else:
+            value = self._backward_together(step, place, batch, moved, num_samples, stop)
+        self._update(step)
+        return value
+
+    def _backward_alone(self, place: str, batch: Batch, moved: Batch) -> float | None:
+        loss = self.loss(batch, moved)
+        value = None
+        if self.reads_losses_later:
+            self._unread.append((place, batch, loss.detach()))
+        else:
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                self._refuse(batch, value, place, "nothing was updated")
+        with self.strategy.stages.stage("backward"):
+            loss.backward()
+        return value
+
+    def _backward_together(
+        self, step: int, place: str, batch: Batch, moved: Batch, num_samples: int, stop: bool
+    ) -> float | None:
+        """The loss and its gradients are those of the global batch.
+
+        A rank's share of that loss is the mean over its own samples, times its part of all samples.
+        """
+        share = len(batch) / num_samples
+        loss = self.loss(batch, moved) * share if len(batch) else torch.zeros((), device=self.device)
+        self.strategy.begin_backward(step, len(batch), loss.detach(), stop=stop)
+        with self.strategy.stages.stage("backward"):
+            if len(batch):
+                loss.backward()
+        with self.strategy.stages.stage("exchange"):
+            signals = self.strategy.exchange_gradients()
+        if not self.reads_losses_later:
+            return self._read_signals(signals.tolist(), batch, place, "nothing was updated")
+        self._unread.append((place, batch, signals))
+        return None
+
+    def _update(self, step: int) -> None:
+        """Apply the gradients of the step."""
+        with self.strategy.stages.stage("update"):
+            if self.config.clip_norm is not None:
+                self.optimizers.clip(self.config.clip_norm, self.strategy.squared_norm)
+            self.optimizers.set_factor(self.schedule.factor(step))
+            self.optimizers.step()
+        self.strategy.after_step(step + 1)
+
+    def loss(self, batch: Batch, moved: Batch) -> Tensor:
+        """Mean logloss of a batch, and the penalty on what it looks up; `moved` is its copy on the device."""
+        kind, bf16 = self.device.type, self.config.precision == "bf16"
+        # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
+        with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
+            looked_up = self.strategy.lookup(batch, moved)
+        with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
+            logits = self._score(moved.dense, looked_up)
+        loss = logloss(logits, moved.label)
+        return loss + self.config.l2 * squared_length(looked_up) / len(moved) if self.config.l2 else loss
+
+    # --- losses that are read later ----------------------------------------------------------------------------------
+
+    @property
+    def must_read(self) -> bool:
+        """Whether so many losses wait on the device that they should be read now."""
+        return len(self._unread) >= UNREAD_LOSSES
+
+    def read_losses(self) -> float:
+        """The sum of the losses that were still on the device; one that is not finite stops the run."""
+        if not self._unread:
+            return 0.0
+        unread, self._unread = self._unread, []
+        values = torch.stack([loss for _, _, loss in unread]).tolist()
+        done = "the model was updated with it, its checkpoints were not"
+        total = 0.0
+        for (place, batch, _), value in zip(unread, values, strict=True):
+            if self.processes.world_size > 1:
+                value = self._read_signals(value, batch, place, done)
+            elif not math.isfinite(value):
+                self._refuse(batch, value, place, done)
+            total += value
+        return total
+
+    def _read_signals(self, signals: list[list[float]], batch: Batch, place: str, done: str) -> float:
+        """The loss of a global batch, from what its ranks told each other; take note of who was asked to stop."""
+        losses, stops = signals
+        for rank, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                if rank == self.processes.rank:
+                    self._refuse(batch, loss, place, done)
+                if math.isfinite(losses[self.processes.rank]):
+                    raise ElsewhereError(f"the loss of rank {rank} is {loss} at {place}: {done}")
+        if any(stops):
+            self.stop_asked.signal = 1
+        return sum(losses)
+
+    # --- as a CUDA graph ---------------------------------------------------------------------------------------------
+
+    def _make_graph(self) -> CapturedStep | None:
+        """What captures full steps, where that is not ruled out from the start."""
+        if self.config.cuda_graph == "off":
+            return None
+        why_not = None
+        if self.device.type != "cuda":
+            why_not = f"the device is {self.device}"
+        elif self.processes.world_size > 1:
+            why_not = "processes meet in every step"
+        elif self.config.strategy in ("host", "split"):
+            why_not = f"--strategy {self.config.strategy} moves rows between steps"
+        if why_not is None:
+            addresses = self.strategy.addresses
+            return CapturedStep(self._backward_captured, self.optimizers, self.config.batch_size, addresses)
+        if self.config.cuda_graph == "on":
+            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
+        return None
+
+    def _backward_captured(self, batch: Batch) -> Tensor:
+        """The loss of a batch on the device, its gradients left in place, clipped."""
+        loss = self.loss(batch, batch)
+        loss.backward()
+        if self.config.clip_norm is not None:
+            self.optimizers.clip(self.config.clip_norm)
+        return loss.detach()
+
+    def _takes_graph(self, moved: Batch) -> bool:
+        """Whether a batch goes through the graph; that a full one cannot is an error when a graph was asked for."""
+        assert self.graph is not None
+        takes = self.graph.takes(moved)
+        if not takes and self.config.cuda_graph == "on" and len(moved) == self.config.batch_size:
+            why_not = self.graph.why_not or "features have several ids or weights"
+            raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
+        return takes
+
+
+def _bf16(kind: str, on: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(kind, torch.bfloat16) if on else nullcontext()
