@@ -19,9 +19,10 @@ from torch import Tensor
 from holdall.errors import HoldallError, NonFiniteLossError, ProcessError
 from holdall.parallel.collectives import Collectives
 from holdall.parallel.processes import ElsewhereError, joined
+from holdall.parallel.spread_tables import TwoFoldTables
 from holdall.training.config import TrainConfig
 from holdall.training.step import Step
-from holdall.training.trainer import train
+from holdall.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
 
@@ -162,3 +163,35 @@ def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bo
     assert isinstance(caught.value, expected), caught.value
     state = models[0].state_dict()
     return str(caught.value), all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+
+
+def train_until(data: str, out: str, settings: dict[str, Any], step: int) -> str:
+    """Every rank ends, as if killed, when it comes to a step."""
+    original = Trainer.train_step
+
+    class Killed(BaseException):
+        pass
+
+    def dying(self: Trainer, *batches: Any) -> float | None:
+        if self.step == step:
+            raise Killed
+        return original(self, *batches)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", dying)
+        with pytest.raises(Killed):
+            train_run(data, out, settings)
+    return "killed"
+
+
+def restored(data: str, out: str, settings: dict[str, Any]) -> tuple[int, dict[str, Tensor], dict[str, int]]:
+    """Where a two-fold run goes on, with which rows, and how many of each table are hot."""
+    with joined(CPU, timeout=20) as processes:
+        trainer = Trainer(Path(data), Path(out), TrainConfig(**settings), resume=True, quiet=True, processes=processes)
+        assert isinstance(trainer.strategy, TwoFoldTables)
+        whole = trainer.strategy.shared.full_state()
+        return (
+            trainer.step,
+            {name: state["weight"] for name, state in whole.items() if state},
+            trainer.strategy.hot_rows,
+        )

@@ -75,6 +75,79 @@ def test_two_processes_train_the_model_of_one(data: Path, tmp_path: Path, plain:
         assert "step 25: valid logloss" in text
 
 
+SPREAD = {
+    "two-fold, hot rows by bytes": {"strategy": "two-fold", "hot_bytes": "4KB", "optimizer": "adam"},
+    "two-fold, rows fetched ahead": {"strategy": "two-fold", "hot_bytes": "4KB", "prefetch": 1},
+    "two-fold, cut chosen": {"strategy": "two-fold", "clip_norm": 0.02, "optimizer": "adagrad"},
+    "two-fold with compressed tables": {"strategy": "two-fold", "method": "tensor_train", "rank": 4, "min_rows": 100},
+    "table-wise": {"strategy": "table-wise", "clip_norm": 0.02, "optimizer": "adam"},
+    "table-wise with compressed tables": {"strategy": "table-wise", "method": "hashed", "setting": ("buckets=20",)},
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_spread_tables_are_those_of_one_process(name: str, data: Path, tmp_path: Path) -> None:
+    config = replace(SMALL, **SPREAD[name])  # type: ignore[arg-type]
+    plain = replace(config, strategy="plain", hot_bytes=None, prefetch=0)
+    whole = train(data, tmp_path / "plain", plain, quiet=True)
+    num = 3 if "cut" in name else 2
+    results = run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), asdict(config))
+    close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
+    assert results[0]["valid"] == results[-1]["valid"]
+    assert results[0]["valid"]["logloss"] == pytest.approx(whole["valid"]["logloss"], rel=1e-4)
+    assert results[0]["table_bytes"] == whole["table_bytes"]
+    sent = {kind for kind, n in results[0].items() if kind.endswith("_bytes_per_sample") and n > 0}
+    assert ("cold_rows_bytes_per_sample" in sent) == (config.strategy == "two-fold")
+    assert ("pooled_vectors_bytes_per_sample" in sent) == (config.strategy == "table-wise")
+    assert config.strategy in (tmp_path / "run" / "rank-0.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("strategy", ["two-fold", "table-wise"])
+def test_spread_bags_with_more_processes_than_samples(strategy: str, bag_data: Path, tmp_path: Path) -> None:
+    rows = json.loads((bag_data / "schema.json").read_text())["splits"]["train"]["rows"]
+    batch_size = next(size for size in range(64, 512) if rows % size in (1, 2))
+    config = replace(SMALL, batch_size=batch_size, steps=rows // batch_size + 2)
+    train(bag_data, tmp_path / "plain", config, quiet=True)
+    extra = {"hot_bytes": "2KB", "prefetch": 1} if strategy == "two-fold" else {}
+    config = replace(config, strategy=strategy, **extra)  # type: ignore[arg-type]
+    run(f"{HERE}:train_run", 4, str(bag_data), str(tmp_path / "run"), asdict(config))
+    close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
+
+
+def test_a_checkpoint_goes_on_in_another_strategy(data: Path, tmp_path: Path, plain: Path) -> None:
+    out, two_fold = tmp_path / "run", replace(SMALL, strategy="two-fold", hot_bytes="3KB")
+    run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(two_fold, steps=5)))
+    table_wise = asdict(replace(SMALL, strategy="table-wise", steps=10))
+    run(f"{HERE}:train_run", 3, str(data), str(out), table_wise, True)
+    train(data, out, replace(SMALL, strategy="split", hot_bytes="2KB", steps=15), resume=True, quiet=True)
+    run(f"{HERE}:train_run", 4, str(data), str(out), asdict(replace(two_fold, steps=20)), True)
+    train(data, out, SMALL, resume=True, quiet=True)
+    close(tensors(out), tensors(plain))
+    assert [entry["step"] for entry in read_run(out)["resumed"]] == [5, 10, 15, 20]
+
+
+def test_hot_rows_saved_more_often(data: Path, tmp_path: Path) -> None:
+    """A killed run goes on from the step of the hot rows; the others are those of the full checkpoint."""
+    config = replace(SMALL, strategy="two-fold", hot_bytes="3KB", save_every=8, save_hot_every=3)
+    at = {step: tmp_path / str(step) for step in (8, 12)}
+    for step, folder in at.items():
+        run(f"{HERE}:train_run", 2, str(data), str(folder), asdict(replace(config, steps=step)))
+    out = tmp_path / "run"
+    run(f"{HERE}:train_until", 2, str(data), str(out), asdict(config), 14)
+    assert checkpoint.latest(out / CHECKPOINTS) == out / CHECKPOINTS / "step-00000008"
+    assert (out / CHECKPOINTS / "hot-00000012").exists()
+    (step, found, hot_rows), _ = run(f"{HERE}:restored", 2, str(data), str(out), asdict(config))
+    assert step == 12
+    older, newer = tensors(at[8]), tensors(at[12])
+    differ = 0
+    for table, rows in hot_rows.items():
+        name = f"model.bags.tables.{table}.weight"
+        assert torch.equal(torch.as_tensor(found[table][:rows]), newer[name][:rows])
+        assert torch.equal(torch.as_tensor(found[table][rows:]), older[name][rows:])
+        differ += int((older[name][rows:] != newer[name][rows:]).any(1).sum())
+    assert differ > 0, "cold rows learned something in between, which is lost"
+
+
 def test_a_checkpoint_goes_on_at_another_number_of_processes(data: Path, tmp_path: Path, plain: Path) -> None:
     out = tmp_path / "run"
     run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(DATA_PARALLEL, steps=7)))
@@ -166,7 +239,7 @@ def test_the_commands_of_the_page(data: Path, tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
     block = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)[0]
     commands = [shlex.split(line) for line in block.splitlines()]
-    assert [command[0] for command in commands] == ["torchrun", "torchrun", "torchrun", "holdall"]
+    assert [command[0] for command in commands] == ["torchrun"] * 5 + ["holdall"]
     for command in [*commands, commands[0]]:
         num = int(command[command.index("--nproc-per-node") + 1]) if command[0] == "torchrun" else 1
         words = command[command.index("holdall") + 1 :]

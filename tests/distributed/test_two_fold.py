@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.batch import Ids
+from holdall.batch import Batch, Ids
 from holdall.errors import ConfigError
 from holdall.parallel.collectives import Collectives
 from holdall.parallel.processes import in_group
@@ -188,20 +188,82 @@ def looks_up(rank: int) -> dict[str, Any]:
     with torch.no_grad():
         shared.prepare(ids, learns=False)
         vectors = shared.bags(ids)
-        saved = [(name, *pack.shard(name, touched=True)) for pack in shared.packs for name in pack.tables]
-        touched = sum(found[1].numel() for found in saved)
+        shared.finish()
         again, _ = train(dataclasses.replace(case, hot="none"), collectives, steps=0)
         (pack,), (old,) = again.packs, shared.packs
-        for name in ROWS:  # rank 0 has every row, as a checkpoint would
-            whole = old.full_state(name)
-            for kind in ("weight", "sum"):
-                like = torch.zeros(ROWS[name], shares.DIM, dtype=torch.float64)
-                rows = collectives.all_reduce(whole.get(kind, like).clone())
-                pack.load_rows(name, torch.arange(ROWS[name]), {kind: rows})
+        touched = 0
+        for name in ROWS:
+            for saved, loaded in (
+                (old.weight(name), pack.weight(name)),
+                (old.slot_views(name)["sum"], pack.slot_views(name)["sum"]),
+            ):
+                rows = saved.touched()
+                saved_ids, values = (torch.cat(collectives.all_gather(part)) for part in (rows, saved.read(rows)))
+                loaded.write(saved_ids, values)  # all that was saved, as a checkpoint gives it
+                touched += int((rows >= HOT[name]).sum()) if saved.kind == "weight" else 0
         before, after = shared.full_state(), again.full_state()
         again.prepare(ids, learns=False)
         same = torch.equal(again.bags(ids), vectors)
     return {"touched": touched, "same": same, "moved": shares.difference(after, before) if rank == 0 else 0.0}
+
+
+def begins_anew(rank: int) -> float:
+    """What was learned is forgotten, hot and cold, weights and state."""
+    collectives = Collectives(in_group())
+    shared, _ = train(Case(optimizer="adam"), collectives)
+    fresh, _ = train(Case(optimizer="adam"), collectives, steps=0)
+    shared.finish()
+    spread = [t for p in shared.packs for n in p.tables for t in (p.weight(n), *p.slot_views(n).values())]
+    learned = sum(t.touched().numel() for t in spread)
+    for tensor in spread:
+        tensor.reset()
+    for tensor in spread:
+        tensor.forget()
+    assert sum(t.touched().numel() for t in spread) < learned
+    found, wanted = shared.full_state(), fresh.full_state()
+    return shares.difference(found, wanted) if rank == 0 else 0.0
+
+
+def test_begins_anew() -> None:
+    assert spawn(begins_anew, 2)[0] == 0.0
+
+
+def ahead(rank: int) -> list[bool]:
+    """Rows fetched while the step before is under way, and a lookup without learning in between."""
+    found = []
+    for case in (CASES["adam one-hot"], CASES["bags, first share empty"], CASES["nothing hot"]):
+        states = []
+        for own in (False, True):
+            collectives = Collectives(in_group())
+            bags = shares.build(case.mode, "meta")
+            shared = two_fold(bags, {"some": HOT, "none": NOTHING}[case.hot], collectives)
+            optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
+            batches = [_as_batch(batch(case, collectives.world_size, step)[rank]) for step in range(8)]
+            group = Collectives(in_group(), own_group=True) if own else None
+            for step, (now, _) in enumerate(shared.steps(((one, one) for one in batches), group)):
+                if len(now):
+                    shares.loss(bags(now.ids)).backward()
+                shared.exchange_gradients()
+                optimizers.step()
+                if step == 4:
+                    shared.prepare(batches[0].ids, learns=False)
+            states.append(shared.full_state())
+            if own and case.hot == "none":
+                assert group is not None
+                assert collectives.bytes_by_kind()["cold_rows"] > 0, "some rows were updated by the step before"
+                assert group.bytes_by_kind()["cold_rows"] > 0
+        first, second = states
+        found.append(all(torch.equal(second[n][kind], t) for n, kinds in first.items() for kind, t in kinds.items()))
+    return found
+
+
+def _as_batch(ids: Ids) -> Batch:
+    return Batch(torch.zeros(ids.batch_size, 0), ids, torch.zeros(ids.batch_size))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_fetching_ahead_changes_no_bit(world_size: int) -> None:
+    assert all(all(one) for one in spawn(ahead, world_size))
 
 
 def test_looks_up_saves_and_loads() -> None:

@@ -111,7 +111,11 @@ def test_a_data_set_that_is_all_cold_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"strategy": "split"}, "needs --hot-bytes"),
-        ({"strategy": "plain", "hot_bytes": "1MB"}, "goes with split and hot-batches"),
+        ({"strategy": "plain", "hot_bytes": "1MB"}, "goes with split, hot-batches and two-fold"),
+        ({"strategy": "two-fold", "prefetch": 2}, "--prefetch is 0 or 1"),
+        ({"strategy": "split", "hot_bytes": "1MB", "save_hot_every": 5}, "needs --save-every"),
+        ({"strategy": "plain", "save_every": 9, "save_hot_every": 5}, "--save-hot-every goes with split"),
+        ({"strategy": "split", "hot_bytes": "1MB", "hardware": "hardware.json"}, "goes with --strategy two-fold"),
         ({"strategy": "hot-batches", "hot_bytes": "1MB", "refresh_hot": 5}, "--refresh-hot goes with --strategy split"),
         ({"strategy": "split", "hot_bytes": "4 gigs"}, "is not a size"),
         ({"strategy": "split", "hot_bytes": "-1"}, "is not a size"),

@@ -6,7 +6,8 @@ reduce it, a gather sends a rank's part to the W - 1 others, an all-to-all what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,7 @@ class Collectives:
         self.step = 0
         """Step under way, for errors."""
         self.traffic: dict[str, Traffic] = {}
+        self._counted_as: str | None = None
         self._name: str | None = None
         if own_group and self.world_size > 1:
             self._name = f"own {len(processes.groups)}"
@@ -56,8 +58,18 @@ class Collectives:
     def _group(self) -> dist.ProcessGroup | None:
         return None if self._name is None else self.processes.groups[self._name]
 
+    @contextmanager
+    def counted_as(self, kind: str) -> Iterator[None]:
+        """Inside, whatever is sent is counted as of one kind."""
+        self._counted_as = kind
+        try:
+            yield
+        finally:
+            self._counted_as = None
+
     def count(self, kind: str, num_bytes: int) -> None:
         """Note that this rank sends so many bytes."""
+        kind = self._counted_as or kind
         traffic = self.traffic.setdefault(kind, Traffic())
         traffic.bytes += num_bytes
         traffic.calls += 1

@@ -7,10 +7,14 @@ reduced with those of the MLPs (EL-Rec on several GPUs, with gradients that are 
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdall.data.negatives import training_loader
 from holdall.errors import ConfigError
@@ -43,11 +47,19 @@ class DataParallel(Strategy):
             kinds = sorted({str(table.method) for table in optimizers.self_updating})
             raise ConfigError(f"{', '.join(kinds)} tables round their own updates: train them in one process")
         self.row_groups = optimizers.row_groups
-        self.collectives = Collectives(self.processes)
         self._dense = Collectives(self.processes, own_group=True)
-        parameters = optimizers.dense_parameters.values()
+        parameters = self._replicated(optimizers).values()
         self._buckets = GradientBuckets(parameters, self._dense, num_signals=2 * self.processes.world_size)
         self._samples = 0
+
+    @functools.cached_property
+    def collectives(self) -> Collectives:
+        """Those of the thread that trains."""
+        return Collectives(self.processes)
+
+    def _replicated(self, optimizers: Optimizers) -> Mapping[str, nn.Parameter]:
+        """The dense parameters that every rank has."""
+        return optimizers.dense_parameters
 
     def begin_backward(self, step: int, num_samples: int, loss: Tensor, stop: bool) -> None:
         self._dense.step = self.collectives.step = step
@@ -70,16 +82,24 @@ class DataParallel(Strategy):
         return self.processes.world_size == 1
 
     def reduce(self, tensor: Tensor) -> None:
-        self.collectives.all_reduce(tensor, kind="evaluation")
+        self.collectives.all_reduce(tensor)
+
+    def _counted(self) -> list[Collectives]:
+        """All whose bytes are those of training."""
+        return [self.collectives, self._dense]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with self.collectives.counted_as("evaluation"):
+            yield
 
     def measures(self) -> dict[str, float]:
         """Bytes that this rank sent for each sample of its share, by kind of collective."""
         if self.processes.world_size == 1:
             return {}
-        sent: dict[str, int] = {}
-        for collectives in (self.collectives, self._dense):
-            for kind, num_bytes in collectives.bytes_by_kind().items():
-                sent[kind] = sent.get(kind, 0) + num_bytes
+        sent: Counter[str] = Counter()
+        for collectives in self._counted():
+            sent.update(collectives.bytes_by_kind())
         sent.pop("evaluation", None)
         each = {f"{kind}_bytes_per_sample": n / max(1, self._samples) for kind, n in sorted(sent.items())}
         return {**each, "sent_bytes_per_sample": sum(sent.values()) / max(1, self._samples)}

@@ -93,6 +93,10 @@ class Local(DataParallel):
         if self.processes.world_size == 1:
             yield
             return
+        with super().evaluating():
+            yield from self._on_merged_tables()
+
+    def _on_merged_tables(self) -> Iterator[None]:
         kept: list[tuple[Tensor, Tensor, Tensor]] = []
         for group, touches in zip(self.row_groups, self.touches, strict=True):
             for rows, _, merged in self._merged(touches, [group.weight]):

@@ -72,6 +72,7 @@ class TableWiseBags(EmbeddingBags):
         self._vector_dtype, self._limits = bags.vector_dtype, bags._limits
         self.dtype = bags.vector_dtype or next(bags.parameters()).dtype
         self.device = torch.device(device)
+        self._num_bytes = bags.num_bytes()
         mine = {name: bags.table(name) for name in names if owners[name] == collectives.rank}
         self._set_tables(mine, None, device)
         all_owners = [owners[name] for name in self.features.values()]
@@ -83,6 +84,10 @@ class TableWiseBags(EmbeddingBags):
         """[sum of sizes, P, dim]: what this process looked up for all of them, with its graph."""
         self._vectors: Tensor | None = None
         """[B, F, dim]: what this process was sent."""
+
+    def num_bytes(self) -> int:
+        """Bytes of all tables, of all processes."""
+        return self._num_bytes
 
     # --- before the model --------------------------------------------------------------------------------------------
 

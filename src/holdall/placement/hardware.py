@@ -111,6 +111,8 @@ class Collectives:
     world_size: int
     all_reduce: dict[str, float]
     all_to_all: dict[str, float]
+    all_gather: dict[str, float] = field(default_factory=dict)
+    """By bytes of one process's part; empty in files from before it was measured."""
 
     def seconds(self, operation: str, num_bytes: float) -> float:
         """Between the measured sizes on a straight line, beyond the largest at its rate."""
@@ -135,7 +137,7 @@ class Hardware:
     """Dense ones, on the host; those of `tables` when the device is the CPU."""
     gather: dict[str, dict[str, Line]]
     """Reading n random rows, by where they are (`device`, `host`, `disk`, or `cached`: of a file on disk, but still in
-    the system's memory) and bytes of a row."""
+    the system's memory) and bytes of a row; with a GPU also `pinned`: of the host, by a kernel on the device."""
     scatter: dict[str, dict[str, Line]]
     """Writing them back."""
     copy: dict[str, Line]

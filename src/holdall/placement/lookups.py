@@ -6,7 +6,7 @@ takes as long for a terabyte as for a megabyte.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -86,6 +86,11 @@ class Lookups:
         return self.total / self.num_samples
 
     @cached_property
+    def _sums(self) -> dict[tuple[str, int, int], tuple[Array, Array]]:
+        """What `_sum` has added up before, by what, batch size and block: planning asks for the same many times."""
+        return {}
+
+    @cached_property
     def _ends(self) -> Array:
         """[G + 1] rows before each group, and all of them."""
         return np.concatenate([[0], np.cumsum(self.rows)])
@@ -94,14 +99,15 @@ class Lookups:
         """Share of the lookups that the first rows take."""
         if self.total == 0:
             return 1.0 if first_rows >= self.num_rows else 0.0
-        return self._sum(self.counts, 0, first_rows) / self.total
+        return self._sum(("counts", 0, 1), lambda: self.counts, 0, first_rows) / self.total
 
     def distinct(self, batch_size: int, start: int = 0, stop: int | None = None) -> float:
         """Different rows, of those from `start` to `stop`, that a batch looks up on average: sum of 1 - (1 - q)^n.
 
         q is a row's share of the lookups and n the lookups of a batch.
         """
-        return self._sum(self._touched(batch_size), start, self.num_rows if stop is None else stop)
+        stop = self.num_rows if stop is None else stop
+        return self._sum(("touched", batch_size, 1), lambda: self.touched_by_group(batch_size), start, stop)
 
     def distinct_blocks(self, batch_size: int, block: int, start: int = 0) -> float:
         """Different blocks of so many consecutive rows, from `start` on, that a batch looks up on average.
@@ -111,22 +117,29 @@ class Lookups:
         """
         if self.total == 0:
             return 0.0
-        shares = np.minimum(self.counts / self.total * block, 1.0)
-        with np.errstate(divide="ignore"):
-            touched = -np.expm1(batch_size * self.per_sample * np.log1p(-shares))
-        return self._sum(touched / block, start, self.num_rows)
+
+        def touched() -> Array:
+            shares = np.minimum(self.counts / self.total * block, 1.0)
+            with np.errstate(divide="ignore"):
+                return -np.expm1(batch_size * self.per_sample * np.log1p(-shares)) / block
+
+        return self._sum(("blocks", batch_size, block), touched, start, self.num_rows)
 
     def variance(self, batch_size: int, start: int = 0) -> float:
         """A bound on the variance of `distinct`: rows of a batch exclude each other if anything."""
-        touched = self._touched(batch_size)
-        return self._sum(touched * (1 - touched), start, self.num_rows)
+
+        def variance() -> Array:
+            touched = self.touched_by_group(batch_size)
+            return touched * (1 - touched)
+
+        return self._sum(("variance", batch_size, 1), variance, start, self.num_rows)
 
     def touched(self, batch_size: int, row: int) -> float:
         """Probability that a batch looks a row up."""
         group = int(np.searchsorted(self._ends, row, side="right")) - 1
-        return float(self._touched(batch_size)[group]) if group < len(self.rows) else 0.0
+        return float(self.touched_by_group(batch_size)[group]) if group < len(self.rows) else 0.0
 
-    def _touched(self, batch_size: int) -> Array:
+    def touched_by_group(self, batch_size: int) -> Array:
         """[G] probability that a batch looks a row of the group up."""
         if self.total == 0:
             return np.zeros(len(self.counts))
@@ -134,12 +147,22 @@ class Lookups:
         with np.errstate(divide="ignore"):
             return -np.expm1(batch_size * self.per_sample * np.log1p(-shares))
 
-    def _sum(self, values: Array, start: int, stop: int) -> float:
+    def _sum(self, what: tuple[str, int, int], values: Callable[[], Array], start: int, stop: int) -> float:
         """Sum over rows start..stop of a value that each group's rows have."""
         if start >= stop:
             return 0.0
-        inside = np.clip(self._ends[1:], start, stop) - np.clip(self._ends[:-1], start, stop)
-        return float((values * inside).sum())
+        if what not in self._sums:
+            found = values()
+            self._sums[what] = found, np.concatenate([[0.0], np.cumsum(found * self.rows)])
+        each, before = self._sums[what]
+
+        def up_to(row: int) -> float:
+            group = int(np.searchsorted(self._ends, row, side="right")) - 1
+            if group >= len(self.rows):
+                return float(before[-1])
+            return float(before[group] + each[group] * (row - self._ends[group]))
+
+        return max(0.0, up_to(stop) - up_to(start))
 
 
 def lookups_of(schema: Schema, counts: Mapping[str, Array], num_samples: int) -> dict[str, Lookups]:
@@ -167,7 +190,7 @@ def choose_hot(lookups: Mapping[str, Lookups], worth: Mapping[str, float], row_b
     """
     names = list(lookups)
     # Only a prefix can be hot: a row behind one that is looked up less is worth no more than that one.
-    touched = [np.minimum.accumulate(lookups[name]._touched(batch_size)) for name in names]
+    touched = [np.minimum.accumulate(lookups[name].touched_by_group(batch_size)) for name in names]
     saved = [values * worth.get(name, 0.0) for name, values in zip(names, touched, strict=True)]
     table = np.concatenate([np.full(len(values), place) for place, values in enumerate(saved)])
     rows = np.concatenate([lookups[name].rows for name in names])

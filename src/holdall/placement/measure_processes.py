@@ -1,4 +1,4 @@
-"""All-reduce and all-to-all by message size, when several processes measure together (under torchrun)."""
+"""All-reduce, all-to-all and all-gather by message size, when several processes measure together (under torchrun)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        reduce, exchange = {}, {}
+        reduce, exchange, gather = {}, {}, {}
         for size in sizes:
             count = max(1, size // 4 // world_size) * world_size
             sent, received = torch.ones(count, device=device), torch.empty(count, device=device)
@@ -35,7 +35,13 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
                 lambda sent=sent, received=received: dist.all_to_all_single(received, sent),  # type: ignore[misc]
                 device,
             )
-        return Collectives(dist.get_backend(), world_size, reduce, exchange)
+            # A part of the size, so that what all of them gather is no larger than the other messages.
+            part, parts = sent[: count // world_size], list(received.chunk(world_size))
+            gather[str(part.nbytes)] = _slowest(
+                lambda part=part, parts=parts: dist.all_gather(parts, part),  # type: ignore[misc]
+                device,
+            )
+        return Collectives(dist.get_backend(), world_size, reduce, exchange, gather)
     finally:
         if started:
             dist.destroy_process_group()

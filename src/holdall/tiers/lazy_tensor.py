@@ -7,13 +7,39 @@ it is as large as what was learned, and can be loaded into an ordinary tensor to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from holdall.tables.initial_rows import fill_with_initial_rows
 from holdall.tiers.far_rows import FarRows
+
+
+class TensorByRows(Protocol):
+    """What a checkpoint asks of a tensor of which it saves some rows only, and that it loads into.
+
+    An attribute `by_rank = True` says that its rows are spread over processes: `touched` are then those that this
+    process writes and no other does, and `write` takes those that it keeps out of any rows. A method `forget()`, where
+    there is one, is called when all tensors have been reset: weights and optimizer state share what is touched.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def initial(self) -> dict[str, Any]:
+        """`std` and `seed` of the rows that were never touched."""
+
+    def touched(self) -> Tensor:
+        """[T] int64, distinct, on the host."""
+
+    def read(self, rows: Tensor) -> Tensor:
+        """[U, ...] on the host, in memory of their own."""
+
+    def write(self, rows: Tensor, values: Tensor) -> None: ...
+    def reset(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,10 @@ class LazyTensor:
         if rows.numel():
             like = torch.zeros(rows.numel(), *self.shape[1:], dtype=self.dtype)
             self.far.write_raw(rows + self.start, like)
+
+    def forget(self) -> None:
+        """Call no row touched, now that everything that shares `all_touched` has been reset."""
+        self.all_touched[self.start : self.start + self.num_rows] = False
 
 
 def fill_initial(tensor: Tensor, initial: dict[str, Any]) -> None:

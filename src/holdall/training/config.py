@@ -17,6 +17,17 @@ from holdall.tables.budget import MIN_ROWS, find_method, suggest
 from holdall.training.optimizers import OptimizerConfig, OptimizerName
 from holdall.training.schedule import Schedule
 
+OPTIONAL_COUNTS = (
+    "steps",
+    "evaluate_every",
+    "early_stopping",
+    "save_every",
+    "save_hot_every",
+    "refresh_hot",
+    "merge_every",
+)
+"""Settings that are at least 1 where they are given."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -48,11 +59,13 @@ class TrainConfig:
     min_rows: int | None = None
     """Tables with fewer rows stay dense: by default those the budget has room for, or below 1,000 rows without one."""
 
-    strategy: Literal["plain", "host", "split", "hot-batches", "data-parallel", "local"] = "plain"
+    strategy: Literal["plain", "host", "split", "hot-batches", "data-parallel", "two-fold", "table-wise", "local"] = (
+        "plain"
+    )
     """Where tables live: plain, on the device; host, on the host and looked up there; split, their --hot-bytes most
     popular rows on the device and the others on the host; hot-batches, as split, with batches that need no others. For
-    several processes (torchrun): data-parallel, all on each, gradients summed; local, tables of each process's own,
-    merged at times."""
+    several processes (torchrun): data-parallel, all on each, gradients summed; two-fold, hot rows on each and the
+    others dealt out; table-wise, each table on one; local, tables of each process's own, merged at times."""
     merge_every: int | None = None
     """Steps between merges of the tables that processes learn under local; only at checkpoints when absent."""
     timeout: float = 300.0
@@ -60,7 +73,10 @@ class TrainConfig:
     plan: str | None = None
     """plan.json, as `holdall plan` makes it: decides how and where tables are stored, in the place of --strategy."""
     hot_bytes: str | None = None
-    """Bytes of hot rows, with their optimizer state, that split and hot-batches keep on the device, such as 256MB."""
+    """Bytes of hot rows, with their optimizer state, that split and hot-batches keep on the device, such as 256MB, and
+    two-fold on every process, which chooses by --hardware when absent."""
+    hardware: str | None = None
+    """hardware.json of `torchrun -m holdall hardware`: rates of the exchange, by which two-fold chooses hot rows."""
     tail: Literal["host", "disk"] = "host"
     """Where the rows that are not hot live: in memory, or in files of the run folder, which may be larger than it."""
     profile: str | None = None
@@ -69,7 +85,7 @@ class TrainConfig:
     """Steps after which split looks again at which rows are hot, counted while training; never when absent."""
 
     prefetch: int = 0
-    """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch."""
+    """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch; two-fold: 0 or 1."""
     consistency: Literal["exact", "stale"] = "exact"
     """What a row fetched ahead may miss: nothing (the result is that of --prefetch 0), or the steps in between."""
 
@@ -114,6 +130,11 @@ class TrainConfig:
 
     save_every: int | None = None
     """Steps between checkpoints; one is always written at the end."""
+    save_hot_every: int | None = None
+    """Steps between checkpoints of hot rows and the dense part alone, with strategies that have hot rows. Going on from
+    one loses what the other rows learned since the last full one."""
+    save_in_background: bool = True
+    """Train on while a checkpoint is written, where its copy takes at most a quarter of the free memory."""
     keep: int = 2
     """Checkpoints to keep."""
     log_every: int = 50
@@ -147,7 +168,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
         self._check_strategy()
-        for name in ("steps", "evaluate_every", "early_stopping", "save_every", "refresh_hot", "merge_every"):
+        for name in OPTIONAL_COUNTS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
@@ -169,6 +190,7 @@ class TrainConfig:
 
     def _check_strategy(self) -> None:
         needs_hot = self.strategy in ("split", "hot-batches")
+        has_hot = needs_hot or self.strategy == "two-fold"
         if self.plan is not None:
             for name in ("method", "budget", "hot_bytes", "refresh_hot"):
                 if getattr(self, name) is not None:
@@ -176,21 +198,41 @@ class TrainConfig:
         elif needs_hot and self.hot_bytes is None:
             raise ConfigError(f"--strategy {self.strategy} needs --hot-bytes, such as --hot-bytes 256MB")
         if self.hot_bytes is not None:
-            if not needs_hot:
-                raise ConfigError(f"--hot-bytes goes with split and hot-batches, not with --strategy {self.strategy}")
+            if not has_hot:
+                raise ConfigError(
+                    f"--hot-bytes goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
+                )
             parse_bytes(self.hot_bytes)
         if self.tail != "host" and not needs_hot:
             raise ConfigError(f"--tail goes with split and hot-batches, not with --strategy {self.strategy}")
-        if self.profile is not None and not needs_hot:
-            raise ConfigError(f"--profile goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.profile is not None and not has_hot:
+            raise ConfigError(
+                f"--profile goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
+            )
+        if self.hardware is not None and self.strategy != "two-fold":
+            raise ConfigError(f"--hardware goes with --strategy two-fold, not with {self.strategy}")
+        if self.save_hot_every is not None:
+            if not has_hot or self.refresh_hot is not None:
+                raise ConfigError(
+                    f"--save-hot-every goes with split, hot-batches and two-fold, whose hot rows stay the same, not "
+                    f"with --strategy {self.strategy}{' --refresh-hot' if self.refresh_hot is not None else ''}"
+                )
+            if self.save_every is None:
+                raise ConfigError("--save-hot-every needs --save-every: hot rows are laid over a full checkpoint")
         if self.merge_every is not None and self.strategy != "local":
             raise ConfigError(f"--merge-every goes with --strategy local, not with {self.strategy}")
         if self.clip_norm is not None and self.strategy == "local":
             raise ConfigError("--clip-norm needs the norm of all gradients, which no process of --strategy local has")
         if self.prefetch < 0:
             raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
-        if self.prefetch and not needs_hot:
-            raise ConfigError(f"--prefetch goes with split and hot-batches, not with --strategy {self.strategy}")
+        if self.prefetch and not has_hot:
+            raise ConfigError(
+                f"--prefetch goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
+            )
+        if self.strategy == "two-fold" and (self.prefetch > 1 or self.consistency == "stale"):
+            raise ConfigError(
+                "two-fold fetches the rows of the next step, exactly: --prefetch is 0 or 1 and --consistency exact"
+            )
         if self.refresh_hot is not None and self.strategy != "split":
             raise ConfigError(
                 f"--refresh-hot goes with --strategy split, not with {self.strategy}: hot batches are packed for hot "

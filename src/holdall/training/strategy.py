@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.bags import module_name
 from holdall.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
@@ -26,7 +27,7 @@ from holdall.placement.plan import Plan
 from holdall.popularity.hot import count_lookups, hot_inputs, hot_rows, ranked_rows, smallest_useful_budget
 from holdall.popularity.profile import Profile
 from holdall.sizes import parse_bytes, readable_bytes
-from holdall.tiers.lazy_tensor import LazyTensor
+from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
@@ -65,6 +66,14 @@ class Strategy:
             shuffle=self.config.shuffle,
             seed=self.config.seed,
         )
+
+    def _lookups(self) -> Mapping[str, Any]:
+        """How often each row of a table is looked up: as the profile says, or counted now."""
+        if self.config.profile is None:
+            return count_lookups(self.data)
+        profile = Profile.load(self.config.profile)
+        profile.check(self.data.schema)
+        return profile.counts()
 
     def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
         """The batches of an epoch, in stretches between which the order may be changed."""
@@ -126,8 +135,12 @@ class Strategy:
         """Inside, the model's parameters and the optimizer's state are as a checkpoint should hold them."""
         yield
 
-    def tensors(self) -> dict[str, Tensor | LazyTensor]:
+    def tensors(self) -> dict[str, Tensor | TensorByRows]:
         """What a checkpoint keeps beyond the model and its optimizer, or in the place of a parameter of the model."""
+        return {}
+
+    def hot_ids(self) -> dict[str, Tensor]:
+        """The hot rows that this process saves more often, by the name of their parameter in the bags."""
         return {}
 
     def close(self) -> None:
@@ -139,6 +152,10 @@ class Strategy:
     def measures(self) -> dict[str, float]:
         """Figures of the run so far, for its log."""
         return {}
+
+    def describe(self) -> str | None:
+        """How tables were spread, in a sentence for people, where that was chosen here."""
+        return None
 
 
 class HostTables(Strategy):
@@ -214,14 +231,6 @@ class Split(Strategy):
         budget = parse_bytes(self.config.hot_bytes)
         return hot_rows(counts, self.row_bytes, budget, at_most=ranked_rows(self.data.schema))
 
-    def _lookups(self) -> Mapping[str, Any]:
-        """How often each row of a table is looked up: as the profile says, or counted now."""
-        if self.config.profile is None:
-            return count_lookups(self.data)
-        profile = Profile.load(self.config.profile)
-        profile.check(self.data.schema)
-        return profile.counts()
-
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
         return self.pipeline.steps(segment.batches, lambda batch: self.model.check(batch.ids), first=step)
 
@@ -236,7 +245,11 @@ class Split(Strategy):
         with self.tiers.in_order_of_ids():
             yield
 
-    def tensors(self) -> dict[str, Tensor | LazyTensor]:
+    def hot_ids(self) -> dict[str, Tensor]:
+        packed = (name for pack in self.tiers.packs for name in pack.tables)
+        return {f"tables.{module_name(name)}.weight": torch.arange(self.hot_rows[name]) for name in packed}
+
+    def tensors(self) -> dict[str, Tensor | TensorByRows]:
         lazy = {f"model.bags.{name}": tensor for name, tensor in self.tiers.lazy_weights().items()}
         return {**lazy, **self.tiers.tensors()}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,9 @@ from holdall.parallel.start import agree_on_run, make_run_folder
 from holdall.parallel.strategies import find_strategy
 from holdall.placement.plan import Plan
 from holdall.schema import Schema
-from holdall.tiers.lazy_tensor import LazyTensor
+from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.training import checkpoint
+from holdall.training.checkpoint import HotPart
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import (
     BEST,
@@ -48,8 +51,16 @@ STAGES_FILE = "stages.json"
 """What a plan predicted of a step and what was measured, in the run folder."""
 SCRATCH = "tiers"
 """Folder of a run that holds the rows of tables on disk, until the run ends."""
-WHOLE_TABLES = {"plain", "host", "data-parallel", "local"}
-"""Strategies whose checkpoints hold the same tensors: a run may go on with another of them."""
+INTERCHANGEABLE = {"plain", "host", "split", "data-parallel", "local", "two-fold", "table-wise"}
+"""Strategies that see samples in the same order and whose checkpoints hold the same: a run may go on with another."""
+FREE = {"epochs", "steps", "save_every", "save_hot_every", "save_in_background", "keep", "log_every", "timeout"} | {
+    "device",
+    "kernels",
+    "cuda_graph",
+}
+"""Settings that a run may go on with changed."""
+PLACES = {"strategy", "merge_every", "hot_bytes", "tail", "profile", "hardware", "prefetch", "consistency"}
+"""Settings that may change too, then."""
 ECHO_SECONDS = 5.0
 """Of several processes: signals so soon after the first are that one, passed on by torchrun."""
 
@@ -125,6 +136,7 @@ class Trainer:
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.strategy.attach(self.optimizers)
+        self._say(self.strategy.describe())
         self.steps = Step(config, self.strategy, self.optimizers, self._refuse_batch)
         self._interrupt = Interrupt()
         self.step = 0
@@ -136,6 +148,9 @@ class Trainer:
         self.last_evaluation: dict[str, float] = {}
         self._steady_seconds: float | None = None
         """Seconds a step between the last two lines of the log: without the start, evaluations and checkpoints."""
+        self._saver = checkpoint.BackgroundSaver(processes)
+        self._full_step: int | None = None
+        """Of the newest full checkpoint, which hot rows are laid over."""
         self.log = self._open_log(data, resume)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
@@ -148,6 +163,7 @@ class Trainer:
         done = self.step * self.config.batch_size
         stopped_early = False
         with (
+            self._saver,
             self.log or nullcontext(),
             closing(self.strategy),
             Progress(total, done=done, quiet=self.quiet) as progress,
@@ -236,8 +252,10 @@ class Trainer:
         stop = self._evaluate() if self.valid is not None and (due or last or ends_cycle) else False
         if self.valid is not None and ends_cycle:
             self.strategy.after_cycle(self.last_evaluation["logloss"])
-        if self.config.save_every is not None and self.step % self.config.save_every == 0 and not last:
-            self.save()
+        if not last and _due(self.config.save_every, self.step):
+            self.save(waits=False)
+        elif not last and _due(self.config.save_hot_every, self.step):
+            self.save_hot()
         return stop
 
     def _read_losses(self) -> None:
@@ -260,7 +278,7 @@ class Trainer:
         found = -metrics[self.best_by] if self.best_by == "logloss" else metrics[self.best_by]
         if found > self.best:
             self.best, self.evaluations_without_gain = found, 0
-            self.save(BEST, keep=1)
+            self.save(BEST, keep=1, waits=False)
             return False
         self.evaluations_without_gain += 1
         return self.evaluations_without_gain >= self.config.early_stopping
@@ -299,21 +317,52 @@ class Trainer:
             told = "loss" if split == "train" else "logloss"
             self.notes.write(f"step {self.step}: {split} {told} {values[told]:.6g}")
 
+    def _say(self, text: str | None) -> None:
+        """To people, once, and to each rank's log."""
+        if text is not None and not self.quiet:
+            print(text, file=sys.stderr)
+        if text is not None and self.notes is not None:
+            self.notes.write(text)
+
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
-    def tensors(self) -> dict[str, Tensor | LazyTensor]:
+    def tensors(self) -> dict[str, Tensor | TensorByRows]:
         """All that changes in training, by name: what a checkpoint holds."""
-        found: dict[str, Tensor | LazyTensor] = {
+        found: dict[str, Tensor | TensorByRows] = {
             f"model.{name}": tensor for name, tensor in self.model.state_dict().items()
         }
         found.update({f"optimizer.{name}": tensor for name, tensor in self.optimizers.tensors().items()})
         found.update(self.strategy.tensors())
         return found
 
-    def save(self, folder: str = CHECKPOINTS, keep: int | None = None) -> Path:
-        """Write a checkpoint of this step."""
+    def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
+        """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
+        state, where, keep = self._state(), self.out / folder, keep or self.config.keep
+        with self.strategy.tables_at_home():
+            path = self._saver.save(where, self.step, self._saved(), state, keep=keep)
+        if folder == CHECKPOINTS:
+            self._full_step = self.step
+        if waits or not self.config.save_in_background:
+            self._saver.wait()
+        return path
+
+    def save_hot(self) -> Path:
+        """Write hot rows and the dense part as they are now, to be laid over the last full checkpoint."""
+        if self._full_step is None:
+            return self.save(waits=False)
+        state, where = self._state(), self.out / CHECKPOINTS
+        with self.strategy.tables_at_home():
+            tensors = hot_parts(self._saved(), self.strategy.hot_ids())
+            return self._saver.save_hot(where, self.step, tensors, state, base=self._full_step)
+
+    def _saved(self) -> dict[str, Tensor | TensorByRows]:
+        """`tensors`, and rank 0's random state."""
+        return {**self.tensors(), **({"rng": torch.get_rng_state()} if self.processes.rank == 0 else {})}
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides tensors."""
         self._read_losses()
-        state = {
+        return {
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
             "loss": [self.loss_sum, self.loss_count],
@@ -321,16 +370,20 @@ class Trainer:
             "evaluations_without_gain": self.evaluations_without_gain,
             "last_evaluation": {k: None if math.isnan(v) else v for k, v in self.last_evaluation.items()},
         }
-        with self.strategy.tables_at_home():
-            tensors = {**self.tensors(), "rng": torch.get_rng_state()}
-            where, keep = self.out / folder, keep or self.config.keep
-            path = self.processes.first(lambda: str(checkpoint.save(where, self.step, tensors, state, keep=keep)))
-        return Path(path)
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint of this run."""
+        """Go on from a checkpoint of this run, whose shards have been verified, and from newer hot rows if any."""
         rng = torch.get_rng_state()
-        state = checkpoint.load_into(path, {**self.tensors(), "rng": rng})
+        tensors = {**self.tensors(), "rng": rng}
+        state = checkpoint.load_into(path, tensors, verify=False, processes=self.processes)
+        self._full_step = state["step"]
+        hot = checkpoint.latest_hot(path.parent, self._full_step, self.processes)
+        if hot is not None:
+            state = checkpoint.load_hot_into(hot, tensors, verify=False, processes=self.processes)
+            self._say(
+                f"going on from {hot.name}: rows that are not hot are those of {path.name}, what they learned in the "
+                f"{state['step'] - self._full_step} steps between is lost"
+            )
         self.strategy.after_loading()
         torch.set_rng_state(rng)
         position = self.loader.load_state(state["data"])
@@ -344,7 +397,7 @@ class Trainer:
     def _open_log(self, data: Path, resume: bool) -> RunLog | None:
         """Start the run folder, or go on with the one that is there; the log is rank 0's alone."""
         going_on = resume and (self.out / "run.json").exists()
-        path = checkpoint.latest(self.out / CHECKPOINTS) if going_on else None
+        path = checkpoint.latest_sound(self.out / CHECKPOINTS, self.processes) if going_on else None
         self.processes.agree({"the checkpoint to go on from": None if path is None else path.name})
         if going_on:
             self._refuse_other_settings()
@@ -364,9 +417,9 @@ class Trainer:
     def _refuse_other_settings(self) -> None:
         """A resumed run must be told what it was told before, but for how long to go on and what to write."""
         before = TrainConfig.from_json(read_run(self.out)["config"]["train"]).to_json()
-        free = {"epochs", "steps", "save_every", "keep", "log_every", "device", "kernels", "cuda_graph", "timeout"}
-        if {before["strategy"], self.config.strategy} <= WHOLE_TABLES:
-            free |= {"strategy", "merge_every"}
+        free = set(FREE)
+        if {before["strategy"], self.config.strategy} <= INTERCHANGEABLE and not before["refresh_hot"]:
+            free |= PLACES
         for name, value in self.config.to_json().items():
             old = before[name]
             if name not in free and old != value:
@@ -374,6 +427,21 @@ class Trainer:
                     f"{self.out} was trained with {name}={old!r} and is asked to resume with {name}={value!r}: "
                     f"pass the same settings, or start a new run"
                 )
+
+
+def _due(every: int | None, step: int) -> bool:
+    return every is not None and step % every == 0
+
+
+def hot_parts(
+    tensors: Mapping[str, Tensor | TensorByRows], hot_ids: Mapping[str, Tensor]
+) -> dict[str, Tensor | TensorByRows | HotPart]:
+    """Of the tensors of a checkpoint, what is saved more often: of tables that have hot rows those, and their state."""
+    chosen: dict[str, Tensor | TensorByRows | HotPart] = {}
+    for name, tensor in tensors.items():
+        tables = [t for t in hot_ids if name == f"model.bags.{t}" or name.startswith(f"optimizer.rows.bags.{t}.")]
+        chosen[name] = HotPart(tensor, hot_ids[tables[0]]) if tables else tensor
+    return chosen
 
 
 def _has_rows(schema: Any, split: str) -> bool:

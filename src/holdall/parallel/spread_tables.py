@@ -1,0 +1,191 @@
+"""`two-fold` and `table-wise`: tables spread over processes, everything else as in `data-parallel`.
+
+| strategy | dense tables | compressed tables |
+| --- | --- | --- |
+| `two-fold` | hot rows on every process, the others dealt out by the row | on every process, as in `data-parallel` |
+| `table-wise` | each on one process | each on one process |
+
+Both are the model of one process on the concatenated batch, up to the order in which floats are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdall.bags import module_name
+from holdall.batch import Batch, Ids
+from holdall.models.model import Model
+from holdall.parallel.collectives import Collectives
+from holdall.parallel.cut import Cut, choose_cut
+from holdall.parallel.data_parallel import DataParallel
+from holdall.parallel.row_exchange import exchange_row_gradients
+from holdall.parallel.table_wise import TableWiseBags, deal_tables
+from holdall.parallel.two_fold import two_fold
+from holdall.parallel.two_fold_pack import TwoFoldPack
+from holdall.placement.hardware import Hardware
+from holdall.popularity.hot import hot_rows, ranked_rows
+from holdall.sizes import parse_bytes
+from holdall.tiers.place import move_dense_part
+from holdall.training.copy_ahead import copied_ahead
+from holdall.training.hot_batches import Segment
+from holdall.training.optimizers import Optimizers, RowGroup, state_bytes_per_row
+
+
+class SpreadTables(DataParallel):
+    """What both share."""
+
+    def _sum(self, number: float) -> float:
+        """The sum of the processes' numbers."""
+        return float(self.collectives.all_reduce(torch.tensor([number], dtype=torch.float64, device=self.device)))
+
+
+class TwoFoldTables(SpreadTables):
+    """`two-fold` (P2RES): see `two_fold`. Hot are the rows that `--hot-bytes` has room for, by their worth; or those
+    with which the exchange of a step is shortest, on links as fast as `holdall hardware` measured them (`cut`)."""
+
+    cut: Cut | None = None
+
+    def _build_model(self) -> Model:
+        self._ahead = Collectives(self.processes, own_group=True) if self.config.prefetch else None
+        model = self.config.build_model(self.data.schema, dense_device="meta")
+        move_dense_part(model, self.device)
+        packed = {name for pack in model.bags.packs for name in pack.tables}
+        for name in dict.fromkeys(model.bags.features.values()):
+            if name not in packed:
+                model.bags.table(name).to(self.device)
+        self.hot_rows = self._choose_hot_rows(model, packed)
+        self.shared = two_fold(model.bags, self.hot_rows, self.collectives, self.device)
+        return model
+
+    def _choose_hot_rows(self, model: Model, packed: set[str]) -> dict[str, int]:
+        config, dim = self.config, model.bags.dim
+        counts = {name: counts for name, counts in self._lookups().items() if name in packed}
+        if not counts:
+            return {}  # `two_fold` says what is wrong
+        limits = ranked_rows(self.data.schema)
+        if config.hot_bytes is not None:
+            row_bytes = dim * 4 + state_bytes_per_row(config.optimizer_config(), dim)
+            return hot_rows(counts, row_bytes, parse_bytes(config.hot_bytes), at_most=limits)
+        links = None if config.hardware is None else Hardware.load(config.hardware).collectives
+        self.cut = choose_cut(
+            counts,
+            len(self.data),
+            row_bytes=dim * 4,
+            batch_size=max(1, config.batch_size // self.processes.world_size),
+            world_size=self.processes.world_size,
+            links=links,
+        )
+        return {name: min(rows, limits.get(name, rows)) for name, rows in self.cut.hot_rows.items()}
+
+    def attach(self, optimizers: Optimizers) -> None:
+        super().attach(optimizers)
+        self.row_groups = [group for group in optimizers.row_groups if not isinstance(group.pack, TwoFoldPack)]
+
+    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
+        batches = copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
+        with closing(batches), closing(self.shared.steps(batches, self._ahead, self.stages.stage)) as steps:
+            for number, ready in enumerate(steps, start=step + 1):
+                self.collectives.step = number
+                yield ready
+
+    def _exchange_rows(self) -> None:
+        exchange_row_gradients(self.row_groups, self.collectives)
+        self.shared.exchange_gradients(1.0)  # of losses that are shares of the whole batch's already
+
+    def bring(self, ids: Ids) -> None:
+        self.shared.prepare(ids, learns=False)
+
+    def squared_norm(self, dense: Mapping[str, nn.Parameter], rows: Sequence[RowGroup]) -> float:
+        everywhere = [parameter.grad for parameter in dense.values() if parameter.grad is not None]
+        here = []
+        for group in rows:
+            if group.summed is None:
+                continue
+            ids, sums = group.summed
+            num_hot = group.pack.num_hot if isinstance(group.pack, TwoFoldPack) else group.weight.shape[0]
+            everywhere.append(sums[ids < num_hot])
+            here.append(sums[ids >= num_hot])
+        return _square(everywhere) + self._sum(_square(here))
+
+    def tables_at_home(self) -> Any:
+        self.shared.finish()
+        return super().tables_at_home()
+
+    def tensors(self) -> dict[str, Any]:
+        return {f"model.bags.{name}": tensor for name, tensor in self.shared.weights().items()}
+
+    def hot_ids(self) -> dict[str, Tensor]:
+        rank, world_size = self.processes.rank, self.processes.world_size
+        return {
+            f"tables.{module_name(name)}.weight": torch.arange(rows)[rank::world_size]
+            for name, rows in self.hot_rows.items()
+        }
+
+    def _counted(self) -> list[Collectives]:
+        return [*super()._counted(), *([] if self._ahead is None else [self._ahead])]
+
+    def describe(self) -> str | None:
+        rows = sum(table.num_rows for pack in self.shared.packs for table in pack.tables.values())
+        hot = sum(self.hot_rows.values())
+        text = f"two-fold: {hot:,} of {rows:,} rows on every process, the others on one of {self.processes.world_size}"
+        if self.cut is None:
+            return text
+        shares = ", ".join(f"{kind.replace('_', ' ')} {share:.0%}" for kind, share in self.cut.shares().items())
+        of = "bytes" if self.cut.seconds is None else "time"
+        return f"{text} ({self.cut.reason}; expected {of} of the exchange: {shares})"
+
+
+class TableWise(SpreadTables):
+    """`table-wise` (DLRM's butterfly shuffle): see `table_wise`. Tables are dealt by bytes and by lookups."""
+
+    def _build_model(self) -> Model:
+        model = self.config.build_model(self.data.schema, dense_device="meta")
+        bags = model.bags
+        num_bytes = {name: bags.table(name).num_bytes() for name in dict.fromkeys(bags.features.values())}
+        loads = {name: float(list(bags.features.values()).count(name)) for name in num_bytes}
+        self.owners = deal_tables(num_bytes, loads, self.processes.world_size)
+        model.bags = TableWiseBags(bags, self.owners, self.collectives, self.device)
+        move_dense_part(model, self.device)
+        return model
+
+    def _replicated(self, optimizers: Optimizers) -> Mapping[str, nn.Parameter]:
+        self._owned = {id(parameter) for parameter in self.model.bags.parameters()}
+        return {n: p for n, p in optimizers.dense_parameters.items() if id(p) not in self._owned}
+
+    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
+        for number, (batch, moved) in enumerate(super().on_device(segment, step), start=step + 1):
+            self.collectives.step = number
+            with self.stages.stage("fetch"):
+                self._bags.prepare(batch.ids)
+            yield batch, moved
+
+    @property
+    def _bags(self) -> TableWiseBags:
+        assert isinstance(self.model.bags, TableWiseBags)
+        return self.model.bags
+
+    def _exchange_rows(self) -> None:
+        self._bags.exchange_gradients(1.0)
+
+    def bring(self, ids: Ids) -> None:
+        self._bags.prepare(ids, learns=False)
+
+    def squared_norm(self, dense: Mapping[str, nn.Parameter], rows: Sequence[RowGroup]) -> float:
+        everywhere = [p.grad for p in dense.values() if p.grad is not None and id(p) not in self._owned]
+        here = [p.grad for p in dense.values() if p.grad is not None and id(p) in self._owned]
+        here += [group.summed[1] for group in rows if group.summed is not None]
+        return _square(everywhere) + self._sum(_square(here))
+
+    def describe(self) -> str | None:
+        counts = [list(self.owners.values()).count(rank) for rank in range(self.processes.world_size)]
+        return f"table-wise: {', '.join(map(str, counts))} tables on the processes"
+
+
+def _square(gradients: Sequence[Tensor]) -> float:
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return float(torch.stack(norms).square().sum()) if norms else 0.0
