@@ -30,6 +30,8 @@ BENCHMARKS = {
     "accuracy": "benchmarks.accuracy",
     "order": "benchmarks.order",
     "bytes": "benchmarks.bytes",
+    "links": "benchmarks.links",
+    "simulate": "benchmarks.simulate",
 }
 
 

@@ -1,6 +1,7 @@
 """Fetching rows ahead: time by stage and what overlaps, for K = 0, 1, 2 and 4 steps ahead.
 
     python -m benchmarks.pipeline [--tail disk]
+    python -m benchmarks.pipeline --tail host --device cuda --batch-size 16384 --samples 2000000 [--fetch-by kernel]
 
 The model, data and tables of `tiers_disk`, smaller. `overlap` is the time of all stages over that of a step: above 1
 stages ran at the same time. All depths must end with the same loss to the last bit.
@@ -15,7 +16,9 @@ from pathlib import Path
 from benchmarks.card import print_table, write_card
 from benchmarks.hot_batches import steady_speed
 from benchmarks.tiers_disk import write_data
+from holdall.tiers.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
+from holdall.training.strategy import Split
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 
@@ -29,6 +32,7 @@ def main() -> None:
     parser.add_argument("--hot-bytes", default="64MB")
     parser.add_argument("--depths", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--fetch-by", choices=["auto", "kernel", "copy"], default="auto", help="on a GPU")
     arguments = parser.parse_args()
     rows, losses = [], set()
     with tempfile.TemporaryDirectory() as folder:
@@ -42,14 +46,21 @@ def main() -> None:
                 tail=arguments.tail,
                 hot_bytes=arguments.hot_bytes,
                 prefetch=depth,
+                fetch_by=arguments.fetch_by,
                 log_every=10,
                 device=arguments.device,
                 deterministic=True,
             )
             out = Path(folder) / f"run-{depth}"
             trainer = Trainer(data, out, config, quiet=True)
+            times = DeviceTimes() if arguments.device == "cuda" else None
+            assert isinstance(trainer.strategy, Split)
+            trainer.strategy.pipeline.times = (
+                times  # on a GPU steps are captured whole: their stages are on its streams
+            )
             trainer.run()
-            stages = {name: seconds * 1e3 for name, seconds in trainer.strategy.stages.means().items()}
+            means = trainer.strategy.stages.means() if times is None else times.medians(skip=8)
+            stages = {name: seconds * 1e3 for name, seconds in means.items()}
             step = arguments.batch_size / steady_speed(out) * 1e3
             losses.add([row["loss"] for row in read_metrics(out) if row["split"] == "train"][-1])
             rows.append({"K": depth, "step_ms": step, "overlap": sum(stages.values()) / step, **stages})

@@ -1,20 +1,26 @@
 """Does the planner's forecast hold? Predicted against measured step time, for eight plans of different shape.
 
-    python -m benchmarks.plan [--device cuda] [--model rmc2] [--dim 16] [--batch-size 2048] [--scale 0.1]
+    python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 10]
 
-The machine is measured first (or read from --hardware), and nothing else is fitted: no number of a plan's own run
-enters its forecast. All plans train the same model on the same batches, in turn; the losses of the exact ones must
-agree. The card also says how far the plan that `auto` chose is from the fastest of those measured.
+The machine is measured first, and nothing else is fitted: no number of a plan's own run enters its forecast. Plans run
+as `holdall train --plan` runs them, on the same batches, in turn; the losses of the exact ones must agree. This is done
+for two models: `rmc2` (DLRM of Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same
+tables under small MLPs, where places and methods show.
+
+Then `auto` plans for memories that hold everything, and for a device and a host that do not: what it chooses runs in
+the same turns, and is compared with the fastest of the eight that fit these memories and keep every row exact.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,239 +30,316 @@ import torch
 from benchmarks.card import print_table, summary, write_card
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Loader
 from holdall.data.synthetic import preset, write_prepared
+from holdall.parallel.strategies import ALONE as STRATEGIES
+from holdall.placement.cost import Problem
+from holdall.placement.fit import shortages
 from holdall.placement.hardware import Hardware
-from holdall.placement.lookups import choose_hot
+from holdall.placement.lookups import Lookups, choose_hot
 from holdall.placement.measure import measure_hardware
 from holdall.placement.plan import Plan
-from holdall.placement.planner import PlanConfig, find_lookups, plan, predict
-from holdall.placement.show import show
+from holdall.placement.planner import PlanConfig, find_lookups, make_problem, plan_problem, predict_problem
+from holdall.popularity.profile import fingerprint
 from holdall.schema import Schema
 from holdall.sizes import readable_bytes
 from holdall.tables import Dense
-from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
 from holdall.training.memory import keep_freed_memory
-from holdall.training.optimizers import OptimizerConfig, Optimizers, state_bytes_per_row
+from holdall.training.optimizers import Optimizers
+from holdall.training.planned import follow
 from holdall.training.step import logloss
 
 STEPS_A_TURN = 4
+WARM_TURNS = 2
+"""Turns that do not count: rooms grow, pages come into memory."""
+MUCH = dict.fromkeys(("device", "host", "disk"), 1 << 62)
+STAGES = ("read", "find", "fetch", "lookup", "dense", "update", "send_back")
 
 
 class Side:
-    """A plan at work: its model in its places, and steps whose stages are timed."""
+    """A plan at work, as `holdall train` follows it, with its stages timed."""
 
-    def __init__(self, made: Plan, data: DataSet, now: Callable[[], float]):
-        self.plan, self.now = made, now
-        self.device = torch.device(made.device)
-        settings = TrainConfig(**{n: tuple(v) if isinstance(v, list) else v for n, v in made.train_settings().items()})
+    def __init__(self, made: Plan, data: DataSet, folder: Path, *, cpu_time: bool = False):
+        folder.mkdir(parents=True)
+        made.save(folder / "given.json")
+        wanted = TrainConfig(plan=str(folder / "given.json"), device=made.device, cuda_graph="off")
+        config, self.plan = follow(wanted, data.schema, folder / "run")
         torch.manual_seed(0)
-        on_host = made.strategy != "plain"
-        place_of = "cpu" if on_host else self.device
-        self.model = settings.model_config().build(data.schema, made.methods(), device=place_of)
-        self.tiers: Tiers | None = None
-        if made.strategy == "host":
-            move_dense_part(self.model, self.device)
-            self.model.bags.deliver_to = self.device
-        elif made.strategy == "split":
-            self.tiers = place(self.model, made.hot_rows(), self.device)
-        self.optimizers = Optimizers(self.model, settings.optimizer_config())
-        self.batches = self._endless(Loader(data, made.batch_size, seed=0))
-        self.stages: dict[str, list[float]] = {}
+        self.device = torch.device(made.device)
+        self.strategy = STRATEGIES[made.strategy](config, data, self.device, folder / "rows", self.plan)
+        self.optimizers = Optimizers(self.strategy.model, config.optimizer_config())
+        self.strategy.attach(self.optimizers)
+        self.now = time.process_time if cpu_time else time.perf_counter
+        self.strategy.stages.now = time.thread_time if cpu_time else time.perf_counter
+        self.strategy.stages.begin_step(1 << 20)
+        self.steps: list[float] = []
         self.losses: list[float] = []
+        self._running = self._endless()
 
-    @staticmethod
-    def _endless(loader: Loader) -> Iterator[Batch]:
-        epoch = 0
+    def __call__(self) -> None:
+        """One step."""
+        start = self._time()
+        next(self._running)
+        self.steps.append(self._time() - start)
+
+    def close(self) -> None:
+        self._running.close()
+        self.strategy.close()
+
+    def forget_times(self) -> None:
+        self.steps.clear()
+        self.strategy.stages.taken.clear()
+
+    def _endless(self) -> Generator[None, None, None]:
+        step = epoch = 0
         while True:
-            yield from (batch for batch in loader.epoch(epoch) if len(batch) == loader.batch_size)
+            for segment in self.strategy.segments(epoch, 0):
+                segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
+                with closing(self.strategy.on_device(segment, step)) as on_device:
+                    for batch, moved in on_device:
+                        self._step(batch, moved)
+                        step += 1
+                        self.strategy.after_step(step)
+                        yield
             epoch += 1
 
-    def __call__(self) -> float:
-        """One step; its seconds."""
-        marks = [("", self._now())]
+    def _step(self, batch: Batch, moved: Batch) -> None:
+        stage = self.strategy.stages.stage
+        with stage("lookup"):
+            vectors: Any = self.strategy.lookup(batch, moved)
+        with stage("dense"):  # cut off from the tables, so that their backward can be timed with their update
+            leaf = vectors.detach().requires_grad_()
+            loss = logloss(self.strategy.model.score(moved.dense, leaf), moved.label)
+            loss.backward()
+            self.losses.append(float(loss.detach()))
+        with stage("update"):
+            vectors.backward(leaf.grad)
+            self.optimizers.step()
 
-        def mark(stage: str) -> None:
-            marks.append((stage, self._now()))
-
-        batch = next(self.batches)
-        self.model.check(batch.ids)
-        moved = batch.to(self.device)
-        mark("read")
-        if self.tiers is not None:
-            self.tiers.fetch(moved.ids)
-        mark("find+fetch")
-        vectors: Any = self.model.lookup(replace(moved, ids=batch.ids) if self.plan.strategy == "host" else moved)
-        mark("lookup")
-        leaf = vectors.detach().requires_grad_()
-        loss = logloss(self.model.score(moved.dense, leaf), moved.label)
-        self.losses.append(float(loss.detach()))
-        loss.backward()
-        mark("dense")
-        vectors.backward(leaf.grad)
-        self.optimizers.step()
-        mark("update")
-        if self.tiers is not None:
-            self.tiers.send_back()
-        mark("send_back")
-        for (_, start), (stage, stop) in pairwise(marks):
-            self.stages.setdefault(stage, []).append(stop - start)
-        return marks[-1][1] - marks[0][1]
-
-    def _now(self) -> float:
+    def _time(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self.now()
 
 
-def eight(data: Path, base: PlanConfig, hardware: Hardware) -> dict[str, Plan]:
-    """Plans of different shape: everything near, everything far, three cuts between, and three compressed ones."""
-    made = {"device": plan(data, replace(base, preset="device"), hardware=hardware)}
-    forecast = made["device"].forecast
-    assert forecast is not None
-    tables = forecast.memory["device"]["tables"] + forecast.memory["device"]["table_state"]
-    for name, share in {"split 1/4": 4, "split 1/20": 20, "split 1/100": 100}.items():
-        made[name] = split(made["device"], data, hardware, tables // share)
-    for name in ("dlrm", "tt-rec", "fpd"):
-        made[name] = plan(data, replace(base, preset=name), hardware=hardware)
-    made["el-rec"] = split(made["tt-rec"], data, hardware, tables // 1000)
-    return made
+class Planning:
+    """Plans of one model for one data set."""
+
+    def __init__(self, data: Path, known: Mapping[str, Lookups], config: PlanConfig, hardware: Hardware):
+        self.schema, self.name, self.config = Schema.load(data), data.name, config
+        self.problem: Problem = make_problem(self.schema, known, config, hardware, data)
+
+    def plan(self, limits: Mapping[str, int] = MUCH, **changes: Any) -> Plan:
+        config = replace(self.config, **changes)
+        return plan_problem(self.problem, config, limits, self.name, fingerprint(self.schema))
+
+    def split(self, whole: Plan, share: int, on_disk: tuple[str, ...] = ()) -> Plan:
+        """A plan whose dense tables keep 1/share of their bytes, the most popular rows, on the device, and the others
+        on the host, or on disk."""
+        names = [table.name for table in whole.tables if isinstance(table.method, Dense)]
+        row = self.problem.row_bytes + self.problem.state_bytes
+        budget = row * sum(self.problem.tables.values()) // share
+        known = {name: self.problem.lookups[name] for name in names}
+        hot = choose_hot(known, dict.fromkeys(names, 1.0), row, budget, self.problem.batch_size)
+        tables = tuple(
+            replace(t, hot_rows=hot[t.name], tail="disk" if t.name in on_disk else "host")
+            if hot.get(t.name, t.num_rows) < t.num_rows
+            else t
+            for t in whole.tables
+        )
+        return predict_problem(replace(whole, tables=tables, strategy="split", forecast=None), self.problem, MUCH)
+
+    def eight(self) -> dict[str, Plan]:
+        """Everything near; everything far and looked up there; two cuts between; tails on disk; some of them; and two
+        kinds of compressed tables, one with tails on the host."""
+        device = self.plan(preset="device")
+        largest = sorted(self.problem.tables, key=lambda name: -self.problem.tables[name])
+        return {
+            "device": device,
+            "dlrm": self.plan(preset="dlrm"),
+            "split 1/4": self.split(device, 4),
+            "split 1/100": self.split(device, 100),
+            "disk 1/100": self.split(device, 100, tuple(largest)),
+            "mixed 1/100": self.split(device, 100, tuple(largest[:2])),
+            "fpd": self.plan(preset="fpd"),
+            "el-rec": self.split(self.plan(preset="tt-rec"), 1000),
+        }
 
 
-def split(whole: Plan, data: Path, hardware: Hardware, hot_bytes: int) -> Plan:
-    """A plan whose dense tables keep the `hot_bytes` most popular rows on the device and the others on the host."""
-    schema = Schema.load(data)
-    known = find_lookups(schema, data, None)
-    names = [table.name for table in whole.tables if isinstance(table.method, Dense)]
-    row = whole.dim * 4 + state_bytes_per_row(OptimizerConfig(name=whole.optimizer), whole.dim)  # type: ignore[arg-type]
-    chosen = choose_hot({n: known[n] for n in names}, dict.fromkeys(names, 1.0), row, hot_bytes, whole.batch_size)
-    tables = tuple(
-        replace(t, hot_rows=chosen[t.name], tail="host") if chosen.get(t.name, t.num_rows) < t.num_rows else t
-        for t in whole.tables
-    )
-    return predict(replace(whole, tables=tables, strategy="split", forecast=None), data, hardware=hardware)
+def exact(made: Plan) -> bool:
+    return all(isinstance(method, Dense) for method in made.methods().values())
 
 
-def measure(plans: dict[str, Plan], data: Path, turns: int, now: Callable[[], float]) -> dict[str, Side]:
-    """Run every plan in turn, `STEPS_A_TURN` steps at a time; each side keeps its stages."""
+def measure(
+    plans: Mapping[str, Plan], data: Path, turns: int, folder: Path, *, cpu_time: bool = False
+) -> dict[str, Side]:
+    """Run every plan in turn, `STEPS_A_TURN` steps at a time; each side keeps its times."""
     train = DataSet(data, "train")
-    sides = {name: Side(made, train, now) for name, made in plans.items()}
-    for turn in range(turns + 1):
+    sides = {
+        name: Side(made, train, folder / str(number), cpu_time=cpu_time)
+        for number, (name, made) in enumerate(plans.items())
+    }
+    for turn in range(WARM_TURNS + turns):
         for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
             for _ in range(STEPS_A_TURN):
                 sides[name]()
-        if turn == 0:
+        if turn == WARM_TURNS - 1:
             for side in sides.values():
-                side.stages.clear()
-    exact = [name for name, made in plans.items() if all(isinstance(m, Dense) for m in made.methods().values())]
-    first = np.array(sides[exact[0]].losses)
-    for name in exact[1:]:
+                side.forget_times()
+    same = [name for name, made in plans.items() if exact(made)]
+    first = np.array(sides[same[0]].losses)
+    for name in same[1:]:
         apart = float(np.abs(first - np.array(sides[name].losses)).max())
-        assert apart < 1e-3, f"plans that keep every row exact must learn the same: {name} is {apart} from {exact[0]}"
+        assert apart < 1e-3, f"plans that keep every row exact must learn the same: {name} is {apart} from {same[0]}"
+    for side in sides.values():
+        side.close()
+    shutil.rmtree(folder)
     return sides
 
 
-def _same(one: Plan, other: Plan) -> bool:
-    """Whether two plans put every row in the same place."""
-    return one.strategy == other.strategy and one.methods() == other.methods() and one.hot_rows() == other.hot_rows()
+def compared(made: Plan, side: Side, *, cpu_time: bool) -> dict[str, Any]:
+    """What was predicted of a plan beside what was measured; processor time has nothing that overlaps."""
+    forecast = made.forecast
+    assert forecast is not None
+    predicted = {stage: forecast.seconds[stage] for stage in STAGES}
+    expected = sum(predicted.values()) if cpu_time else forecast.step_seconds
+    taken = summary(side.steps)
+    return {
+        "device_bytes": forecast.total("device"),
+        "predicted_seconds": expected,
+        "measured_seconds": taken,
+        "predicted_over_measured": expected / taken["p50"],
+        "stages_predicted": predicted,
+        "stages_measured": side.strategy.stages.medians(),
+    }
+
+
+def show(title: str, results: Mapping[str, Mapping[str, Any]]) -> None:
+    rows = []
+    for name, found in results.items():
+        stages = {
+            stage: f"{found['stages_predicted'][stage] * 1e3:.2f}/{found['stages_measured'].get(stage, 0.0) * 1e3:.2f}"
+            for stage in STAGES
+        }
+        rows.append(
+            {
+                "plan": name,
+                "device": readable_bytes(found["device_bytes"]),
+                "predicted ms": round(found["predicted_seconds"] * 1e3, 2),
+                "measured ms": round(found["measured_seconds"]["p50"] * 1e3, 2),
+                "ratio": round(found["predicted_over_measured"], 3),
+                **stages,
+            }
+        )
+    print_table(f"{title}: predicted and measured step; stages as predicted/measured ms", rows)
+
+
+def of_model(planning: Planning, data: Path, folder: Path, turns: int, *, cpu_time: bool) -> dict[str, Any]:
+    """All of one model: the eight, and what `auto` chooses."""
+    plans = planning.eight()
+    tight = plans["mixed 1/100"].forecast
+    assert tight is not None
+    caps = {
+        "everything fits": ({}, dict(MUCH)),
+        "little memory": (
+            {"device_memory": str(tight.total("device")), "host_memory": str(tight.total("host"))},
+            {**MUCH, "device": tight.total("device"), "host": tight.total("host")},
+        ),
+    }
+    chosen = {name: planning.plan(limits, **given) for name, (given, limits) in caps.items()}
+    sides = measure(
+        {**plans, **{f"auto: {name}": made for name, made in chosen.items()}}, data, turns, folder, cpu_time=cpu_time
+    )
+    results = {
+        name: compared(made, sides[name], cpu_time=cpu_time)
+        for name, made in [*plans.items(), *((f"auto: {name}", made) for name, made in chosen.items())]
+    }
+    choices = {}
+    for name, (_, limits) in caps.items():
+        fit = [
+            other
+            for other, made in plans.items()
+            if exact(made) and not shortages(replace(made, caps=chosen[name].caps), limits)
+        ]
+        best = min(fit, key=lambda other: results[other]["measured_seconds"]["p50"])
+        taken = results[f"auto: {name}"]["measured_seconds"]["p50"]
+        choices[name] = {
+            "strategy": chosen[name].strategy,
+            "tails": sorted(set(chosen[name].tails().values())),
+            "compared_with": fit,
+            "fastest": best,
+            "chosen_over_fastest": taken / results[best]["measured_seconds"]["p50"],
+        }
+    return {"plans": results, "choices": choices}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="rmc2")
-    parser.add_argument("--dim", type=int, default=None)
-    parser.add_argument("--bottom", type=int, nargs="*", default=None)
-    parser.add_argument("--top", type=int, nargs="*", default=None)
     parser.add_argument("--batch-size", type=int, default=2048)
     parser.add_argument("--optimizer", default="rowwise_adagrad")
     parser.add_argument("--scale", type=float, default=0.1, help="size of the tables, of Criteo Kaggle's")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--hardware", type=Path, default=None)
+    parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them first")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is shared")
     parser.add_argument("--data", type=Path, default=None, help="keep the made-up data set here")
-    parser.add_argument("--card", default="plan")
+    parser.add_argument("--card", default="plan", help="name of the card; none is written when empty")
     arguments = parser.parse_args()
+    os.environ.setdefault("COLUMNS", "180")
     keep_freed_memory()
-    now = time.process_time if arguments.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or Path(folder) / "data"
         if not data.exists():
             write_prepared(preset("criteo-kaggle", scale=arguments.scale, rows=arguments.rows), data)
-        run(arguments, data, now)
+        run(arguments, data, Path(folder))
 
 
-def run(arguments: argparse.Namespace, data: Path, now: Callable[[], float]) -> None:
-    if arguments.hardware is not None and arguments.hardware.exists():
+def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
+    started = time.perf_counter()
+    if arguments.hardware is not None:
         hardware = Hardware.load(arguments.hardware)
     else:
+        now = time.process_time if arguments.cpu_time else time.perf_counter
         hardware = measure_hardware(arguments.device, folder=data.parent, now=now)
-        if arguments.hardware is not None:
-            hardware.save(arguments.hardware)
-    base = PlanConfig(
-        model=arguments.model,
-        dim=arguments.dim,
-        bottom=None if arguments.bottom is None else tuple(arguments.bottom),
-        top=None if arguments.top is None else tuple(arguments.top),
-        batch_size=arguments.batch_size,
-        optimizer=arguments.optimizer,
-    )
-    plans = eight(data, base, hardware)
-    chosen = plan(data, base, hardware=hardware)
-    show(chosen)
-    sides = measure(plans, data, arguments.turns, now)
-    results, rows = {}, []
-    for name, side in sides.items():
-        forecast = plans[name].forecast
-        assert forecast is not None
-        predicted = {
-            "read": forecast.seconds["read"],
-            "find+fetch": forecast.seconds["find"] + forecast.seconds["fetch"],
-            **{stage: forecast.seconds[stage] for stage in ("lookup", "dense", "update", "send_back")},
-        }
-        total = summary([sum(parts) for parts in zip(*side.stages.values(), strict=True)])
-        expected = sum(predicted.values())
-        measured = {stage: float(np.median(taken)) for stage, taken in side.stages.items()}
-        results[name] = {
-            "device_bytes": forecast.total("device"),
-            "predicted_seconds": expected,
-            "measured_seconds": total,
-            "predicted_over_measured": expected / total["p50"],
-            "stages_predicted": predicted,
-            "stages_measured": measured,
-        }
-        rows.append(
-            {
-                "plan": name,
-                "device": readable_bytes(forecast.total("device")),
-                "predicted ms": expected * 1e3,
-                "measured ms": total["p50"] * 1e3,
-                "ratio": expected / total["p50"],
-                **{stage: f"{predicted[stage] * 1e3:.1f}/{measured[stage] * 1e3:.1f}" for stage in predicted},
-            }
-        )
-    print_table("predicted and measured step; stages as predicted/measured ms", rows)
-    best = min(results, key=lambda name: results[name]["measured_seconds"]["p50"])
-    same = next((name for name, made in plans.items() if _same(made, chosen)), None)
-    print(f"fastest measured: {best}; chosen by auto: {same or 'another plan'}")
-    ratios = [result["predicted_over_measured"] for result in results.values()]
+    known = find_lookups(Schema.load(data), data, None)
+    shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer)
+    models = {
+        "rmc2": replace(shared, model="rmc2"),
+        "small MLPs": replace(shared, model="dlrm", dim=16, bottom=(64,), top=(64,)),
+    }
+    results = {}
+    for name, config in models.items():
+        planning = Planning(data, known, config, hardware)
+        found = of_model(planning, data, folder / "sides", arguments.turns, cpu_time=arguments.cpu_time)
+        results[name] = found
+        show(name, found["plans"])
+        for what, choice in found["choices"].items():
+            others = ", ".join(choice["compared_with"])
+            print(f"{what}: auto chose {choice['strategy']} with tails on {', '.join(choice['tails'])}, ", end="")
+            print(f"{choice['chosen_over_fastest']:.3f} times '{choice['fastest']}', the fastest of {others}")
+    ratios = {
+        f"{model}, {name}": made["predicted_over_measured"]
+        for model, found in results.items()
+        for name, made in found["plans"].items()
+    }
+    worst = max(ratios, key=lambda name: abs(np.log(ratios[name])))
+    print(f"furthest from 1: {ratios[worst]:.3f}, {worst}")
+    if not arguments.card:
+        return
     write_card(
         arguments.card,
         {
-            "plans": results,
-            "worst_ratio": max(ratios, key=lambda ratio: abs(np.log(ratio))),
-            "chosen": same,
-            "fastest": best,
-            "chosen_over_fastest": None
-            if same is None
-            else results[same]["measured_seconds"]["p50"] / results[best]["measured_seconds"]["p50"],
+            "models": results,
+            "worst_ratio": ratios[worst],
+            "worst_plan": worst,
             "clock": "processor time" if arguments.cpu_time else "wall clock",
             "threads": torch.get_num_threads(),
             "hardware_seconds": hardware.took_seconds,
+            "seconds": time.perf_counter() - started,
         },
-        notes="stages are timed one after the other, so that nothing overlaps; predictions are sums of stages likewise",
+        notes="plans run as training runs them, their steps taken in turn; medians. Steps are compared with what "
+        "overlaps (processor time: with the sum of stages). A lookup waits for the rows that are fetched meanwhile.",
     )
 
 

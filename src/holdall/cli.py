@@ -150,6 +150,42 @@ def plan(
     run_plan(data, settings, out=out, hardware=hardware, profile=profile, edited=edited, explain=explain, as_json=json)
 
 
+def simulate(
+    plan: tyro.conf.Positional[Path],
+    world_size: str = "8..4096",
+    strategy: Literal["two-fold", "row-wise", "table-wise", "data-parallel"] = "two-fold",
+    hardware: Path | None = None,
+    data: Path | None = None,
+    profile: Path | None = None,
+    batch_size: int | None = None,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Predict step time, bytes sent and memory of a plan at other numbers of processes, without having them.
+
+    Args:
+        plan: Plan for two processes or more.
+        world_size: Numbers of processes: 8, 1,2,4, or the powers of two of a range such as 8..4096.
+        strategy: How tables are spread: two-fold with the plan's hot rows, row-wise, table-wise or data-parallel.
+        hardware: Rates measured under torchrun; this machine's own when absent.
+        data: Data set that the plan was made for; found by its name, here or beside the plan, when absent.
+        profile: popularity.json of the data set, which saves counting its lookups.
+        batch_size: Samples a step of all processes together; when absent each keeps its share of the plan's.
+        json: Print JSON on stdout.
+    """
+    from holdall.placement.simulate_command import run_simulate
+
+    run_simulate(
+        plan,
+        world_size,
+        strategy,
+        hardware=hardware,
+        data=data,
+        profile=profile,
+        batch_size=batch_size,
+        as_json=json,
+    )
+
+
 def train(
     data: tyro.conf.Positional[Path],
     out: Path,
@@ -276,6 +312,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "order": order,
     "hardware": hardware,
     "plan": plan,
+    "simulate": simulate,
     "train": train,
     "evaluate": evaluate,
     "inspect": inspect,

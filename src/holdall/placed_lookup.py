@@ -16,6 +16,7 @@ from torch import Tensor
 from holdall.dense_pack import DensePack
 from holdall.kernels.frobenius import Factors, fits_triton, fused_gradients
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.side_stream import beside
 from holdall.tables import Table
 from holdall.tables.frobenius import FrobeniusTable
 
@@ -89,6 +90,16 @@ class Placement:
             self._on_device[key] = found.int() if size * self.num_columns < 2**31 else found
         return self._on_device[key]
 
+    def sorted_rows(self, part: DensePart, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Row numbers [B * n] of a part's lookups, the same in ascending order, and where their vectors lie."""
+        from holdall.kernels import lookup_triton
+        from holdall.kernels.row_update_triton import sort_rows
+
+        num_rows = part.pack.storage.shape[0]
+        numbers = lookup_triton.row_numbers(values, self.lines(part, values.device), 0, num_rows).reshape(-1)
+        ids, order = sort_rows(numbers, num_rows)
+        return numbers, ids, self.bags_of(part, values.shape[1], values.device)[order]
+
     def parameters(self) -> Iterator[Tensor]:
         """What learns through the kernels: the packs' tables (whose gradients go to the pack), then all factors."""
         for part in self.dense:
@@ -117,20 +128,23 @@ class Placement:
             lines = [by_column[column] for column in range(self.num_columns)]
             self._on_device[key] = torch.tensor(lines).to(device)
         slot = 0
-        for group in self.frobenius.values():
-            places = [fused.Place(source, slot + i) for i, (_, source, _) in enumerate(group.members)]
-            slot += len(places)
-            lookups = fused.one_id_a_sample(values, len(members))
-            fused.forward(group.factors(), places, lookups, others)
+        lookups = fused.one_id_a_sample(values, len(members))
+        with beside(device) as other:
+            for group in self.frobenius.values():
+                places = [fused.Place(source, slot + i) for i, (_, source, _) in enumerate(group.members)]
+                slot += len(places)
+                fused.forward(group.factors(), places, lookups, others)
         rows = lookup_triton.row_numbers(values, self._on_device[key], len(members), part.pack.storage.shape[0])
+        other.join()
         return part.pack.storage, rows, others.flatten(0, 1)
 
 
 class PlacedLookup(torch.autograd.Function):
     """Vectors [B, F, dim] of ids `values` [F', B] in one buffer, and their gradients handed back to where they belong.
 
-    Packs get their gradient as `FusedLookup` gives it; factors get a dense one; `columns` are the vectors [B, dim] of
-    the placement's `rest`.
+    Packs get their gradient as `FusedLookup` gives it, its row numbers sorted already; factors get a dense one;
+    `columns` are the vectors [B, dim] of the placement's `rest`. The sort, a chain of small kernels, runs beside those
+    that make the vectors.
     """
 
     @staticmethod
@@ -143,19 +157,20 @@ class PlacedLookup(torch.autograd.Function):
         ctx.placement, columns = placement, tensors[len(tensors) - num_rest :]
         size, dim = values.shape[1], tensors[0].shape[-1] if placement.dense else tensors[2].shape[-1]
         out = torch.empty(size, placement.num_columns, dim, dtype=dtype, device=values.device)
-        rows = [
-            lookup_triton.place(part.pack.storage, values, placement.lines(part, values.device), out)
-            for part in placement.dense
-        ]
         lookups, learns = fused.one_id_a_sample(values, placement.num_columns), any(ctx.needs_input_grad)
+        with beside(values.device) as other:
+            sorted_rows = [placement.sorted_rows(part, values) for part in placement.dense if learns]
         us = [
             fused.forward(group.factors(), _places(group), lookups, out, saves_u=learns)
             for group in placement.frobenius.values()
         ]
+        for part in placement.dense:
+            lookup_triton.place(part.pack.storage, values, placement.lines(part, values.device), out)
         for (_, column), vectors in zip(placement.rest, columns, strict=True):
             out[:, column] = vectors
+        other.join()
         ctx.column_types = [vectors.dtype for vectors in columns]
-        ctx.save_for_backward(values, *rows, *us)
+        ctx.save_for_backward(values, *us, *(tensor for each in sorted_rows for tensor in each))
         return out
 
     @staticmethod
@@ -164,17 +179,18 @@ class PlacedLookup(torch.autograd.Function):
 
         placement: Placement = ctx.placement
         values, *saved = ctx.saved_tensors
-        rows, us = saved[: len(placement.dense)], saved[len(placement.dense) :]
+        us, rows = saved[: len(placement.frobenius)], saved[len(placement.frobenius) :]
         grad = grads[0].contiguous()
-        found: list[Tensor | None] = []
-        for part, numbers in zip(placement.dense, rows, strict=True):
-            bags = placement.bags_of(part, grad.shape[0], grad.device)
-            part.pack.gradients.append(RowGradient(numbers.reshape(-1), grad.view(-1, grad.shape[-1]), bags))
-            found.extend(None for _ in part.pack.tables)
         lookups = fused.one_id_a_sample(values, placement.num_columns)
+        found: list[Tensor | None] = []
+        for i, part in enumerate(placement.dense):
+            numbers, ids, sources = rows[3 * i : 3 * i + 3]
+            bags = placement.bags_of(part, grad.shape[0], grad.device)
+            gradient = RowGradient(numbers, grad.view(-1, grad.shape[-1]), bags, sorted=(ids, sources))
+            part.pack.gradients.append(gradient)
+            found.extend(None for _ in part.pack.tables)
         for group, u in zip(placement.frobenius.values(), us, strict=True):
-            factors, _ = fused_gradients(group.factors(), _places(group), lookups, u, grad)
-            found.extend(factors)
+            found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])
         for (_, column), dtype in zip(placement.rest, ctx.column_types, strict=True):
             found.append(grad[:, column].to(dtype))
         return None, None, None, None, *found

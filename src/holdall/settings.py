@@ -42,6 +42,26 @@ def overlay(default: T, settings: Mapping[str, Any], where: str) -> T:
     return replace(default, **given)  # type: ignore[type-var, return-value]
 
 
+def name_and_value(pair: str, flag: str) -> tuple[str, str]:
+    """`name=value`, as options such as --setting take it."""
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise ConfigError(f"{flag} takes name=value, not {pair!r}")
+    return name.replace("-", "_"), value
+
+
+def plain_value(text: str) -> int | float | bool | str:
+    """Such a value: a number or true/false where it reads as one."""
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def _converted(value: Any, kind: Any, where: str) -> Any:
     """`value` as the annotated type takes it, or a ConfigError."""
     for option in _options(kind):

@@ -91,7 +91,7 @@ def test_noise_does_not_make_a_larger_message_faster() -> None:
     shaken = Links(Collectives("gloo", 2, noisy, noisy))
     seconds = shaken.all_reduce(np.geomspace(1, 1e9, 200), 2)
     assert (np.diff(seconds) >= 0).all()
-    assert float(seconds[0]) == pytest.approx(2e-3)
+    assert float(seconds[0]) == pytest.approx(1e-3), "the size that was disturbed is as fast as the next"
     assert float(shaken.all_reduce(4194304, 2)) == pytest.approx(8e-3)
 
 

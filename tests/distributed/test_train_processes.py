@@ -114,6 +114,19 @@ def test_spread_bags_with_more_processes_than_samples(strategy: str, bag_data: P
     close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
 
 
+@pytest.mark.parametrize(("num", "prefetch"), [(2, 0), (3, 1)])
+def test_hot_batches_of_several_processes(num: int, prefetch: int, data: Path, tmp_path: Path) -> None:
+    """Those of one process, sample for sample; a run goes on at another number of processes."""
+    config = replace(SMALL, strategy="hot-batches", hot_bytes="6KB", optimizer="adam", epochs=2, prefetch=prefetch)
+    alone = train(data, tmp_path / "alone", config, quiet=True)
+    assert 0.1 < alone["hot_share_of_inputs"] < 0.9
+    run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), asdict(replace(config, steps=31)))
+    (result, *_) = run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(config), True)
+    close(tensors(tmp_path / "run"), tensors(tmp_path / "alone"))
+    assert result["valid"]["logloss"] == pytest.approx(alone["valid"]["logloss"], rel=1e-4)
+    assert result["hot_share_of_inputs"] == alone["hot_share_of_inputs"]
+
+
 def test_a_checkpoint_goes_on_in_another_strategy(data: Path, tmp_path: Path, plain: Path) -> None:
     out, two_fold = tmp_path / "run", replace(SMALL, strategy="two-fold", hot_bytes="3KB")
     run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(two_fold, steps=5)))

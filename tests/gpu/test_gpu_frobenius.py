@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -18,7 +18,13 @@ if not torch.cuda.is_available():
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+from benchmarks.gpu_timing import captured
+from holdall.bags import EmbeddingBags
+from holdall.batch import Ids
 from holdall.kernels.frobenius import frobenius_bags, frobenius_rows_many
+from holdall.kernels.side_stream import one_after_the_other
+from holdall.tables import Frobenius
+from holdall.training.optimizers import OptimizerConfig, Optimizers
 from tests.kernels import frobenius_checks as checks
 from tests.kernels import placed_checks
 
@@ -97,6 +103,47 @@ def test_past_two_billion_elements() -> None:
 def test_placed_steps_equal_plain_torch(optimizer: str) -> None:
     for found, expected in zip(*(placed_checks.steps(p, optimizer, "cuda") for p in ("triton", "torch")), strict=True):
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=5e-6)
+
+
+def steps_of(way: str) -> list[torch.Tensor]:
+    """Every parameter after four steps of dense and Frobenius tables: "launched", a "graph", or one "in order"."""
+    rows = {"a": 50_000, "b": 700_000, "c": 7, "d": 90_000, "e": 3_000_000}
+    methods = {"b": Frobenius(), "d": Frobenius()}
+    generator = torch.Generator("cuda").manual_seed(0)
+    bags = EmbeddingBags.build(rows, 64, methods, device="cuda", generator=generator)
+    optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=0.1))
+    start = [parameter.detach().clone() for parameter in bags.parameters()]
+    values = torch.zeros(len(rows), 16_384, dtype=torch.int32, device="cuda")
+
+    def step() -> None:
+        bags(Ids(values, None, len(rows))).square().sum().backward()
+        optimizers.step()
+
+    run = step
+    with one_after_the_other() if way == "in order" else nullcontext():
+        if way != "launched":
+            replay = captured(step)
+
+            def run() -> None:
+                optimizers.prepare()
+                replay()
+
+            with torch.no_grad():
+                for parameter, value in zip(bags.parameters(), start, strict=True):
+                    parameter.copy_(value)
+        for seed in range(4):
+            drawn = torch.rand(values.shape, generator=torch.Generator("cuda").manual_seed(seed), device="cuda") ** 3
+            values.copy_(drawn * torch.tensor(list(rows.values()), device="cuda")[:, None])
+            run()
+    return [parameter.detach() for parameter in bags.parameters()]
+
+
+def test_a_graph_and_its_branches_change_nothing() -> None:
+    with deterministic():
+        expected = steps_of("launched")
+        for way in ("graph", "in order"):
+            for found, value in zip(steps_of(way), expected, strict=True):
+                assert torch.equal(found, value)
 
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,15 +10,24 @@ import pytest
 import torch
 
 from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.errors import ConfigError
+from holdall.kernels.path import HAS_TRITON
+from holdall.placement.clock import Clock
+from holdall.placement.measure_pinned import pinned_rows
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import CHECKPOINTS, evaluate
-from holdall.training.trainer import train
+from holdall.training.trainer import Trainer, train
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+from tests.kernels import far_rows_checks as checks
 
 SMALL = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
+SPLIT = replace(SMALL, strategy="split", hot_bytes="20KB")
 
 
 @pytest.fixture(scope="module")
@@ -33,20 +43,92 @@ def model_of(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(path, prefix="model.")[0]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adam"])
+@pytest.fixture(scope="module")
+def none_ahead(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, torch.Tensor]]:
+    """What a run comes to that copies rows and fetches none ahead, without a graph, by optimizer."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+
+    def run(optimizer: str) -> dict[str, torch.Tensor]:
+        if optimizer not in found:
+            out = tmp_path_factory.mktemp("none-ahead") / optimizer
+            config = replace(SPLIT, optimizer=optimizer, fetch_by="copy", cuda_graph="off")  # type: ignore[arg-type]
+            train(clicks, out, config, quiet=True)
+            found[optimizer] = model_of(out)
+        return found[optimizer]
+
+    return run
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"prefetch": 1}, {"prefetch": 3}, {"prefetch": 2, "tail": "disk"}],
-    ids=["one", "three", "disk"],
+    ("optimizer", "options"),
+    [
+        *(("rowwise_adagrad", {"fetch_by": "copy", "prefetch": depth}) for depth in (0, 1, 3)),
+        *(("rowwise_adagrad", {"fetch_by": "kernel", "prefetch": depth}) for depth in (0, 1, 2, 3, 4)),
+        *((optimizer, {"fetch_by": "kernel", "prefetch": 2}) for optimizer in ("sgd", "adagrad", "adam")),
+        ("sgd", {"fetch_by": "copy", "prefetch": 2}),
+        ("rowwise_adagrad", {"fetch_by": "kernel", "prefetch": 2, "cuda_graph": "off"}),
+        ("rowwise_adagrad", {"prefetch": 2, "tail": "disk"}),
+    ],
+    ids=str,
 )
 def test_fetching_ahead_changes_no_bit(
-    clicks: Path, tmp_path: Path, optimizer: str, options: dict[str, object]
+    clicks: Path,
+    tmp_path: Path,
+    none_ahead: Callable[[str], dict[str, torch.Tensor]],
+    optimizer: str,
+    options: dict[str, object],
 ) -> None:
-    config = replace(SMALL, optimizer=optimizer, strategy="split", hot_bytes="20KB")  # type: ignore[arg-type]
-    train(clicks, tmp_path / "none", config, quiet=True)
-    train(clicks, tmp_path / "ahead", replace(config, **options), quiet=True)  # type: ignore[arg-type]
-    none, ahead = model_of(tmp_path / "none"), model_of(tmp_path / "ahead")
+    config = replace(SPLIT, optimizer=optimizer, **options)  # type: ignore[arg-type]
+    result = train(clicks, tmp_path / "ahead", config, quiet=True)
+    none, ahead = none_ahead(optimizer), model_of(tmp_path / "ahead")
     assert [name for name in none if not torch.equal(none[name], ahead[name])] == []
+    if options.get("cuda_graph") != "off":
+        assert result["cuda_graph"].endswith(" steps")
+        assert result["cuda_graph"] != "0 steps"
+
+
+def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    trainer = Trainer(clicks, tmp_path / "run", replace(SPLIT, steps=4), quiet=True)
+    (pack,) = trainer.strategy.tiers.packs
+    assert pack.moves is not None
+
+
+def test_a_kernel_cannot_reach_the_disk(clicks: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--fetch-by kernel cannot be had, the rows are on disk"):
+        train(clicks, tmp_path / "run", replace(SPLIT, fetch_by="kernel", tail="disk"), quiet=True)
+
+
+@pytest.mark.parametrize(("batch", "transposed"), [(1, False), (50, True), (20_000, True)])
+def test_finds_distinct_far_rows(batch: int, transposed: bool) -> None:
+    checks.check_find(batch, batch, "cuda", transposed=transposed)
+
+
+def test_more_rows_than_there_is_room_for() -> None:
+    checks.check_too_many("cuda")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [1, 7, 64, 128])
+def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
+    checks.check_moves(dim, dtype, "cuda", lazy=lazy)
+
+
+def test_both_ways_are_measured() -> None:
+    found = pinned_rows(Clock(torch.device("cuda"), repeats=1), 1 << 26, (4, 256))
+    assert found is not None
+    for lines in found:
+        assert set(lines) == {"4", "256"}
+        assert all(line.seconds(1000) > 0 for line in lines.values())
+
+
+def test_rows_that_other_rooms_hold() -> None:
+    checks.check_held("cuda")
+
+
+def test_rows_of_other_rooms() -> None:
+    checks.check_take("cuda")
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2, "refresh_hot": 7}], ids=["split", "refreshed"])

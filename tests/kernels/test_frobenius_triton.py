@@ -22,8 +22,11 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few lookups a program and few programs, so that every loop goes round more than once."""
     from holdall.kernels import frobenius_triton
 
-    monkeypatch.setitem(frobenius_triton.FORWARD, "bags", 16)
-    for settings, size in ((frobenius_triton.BASIS, "bags"), (frobenius_triton.SCATTER, "lookups")):
+    monkeypatch.setitem(frobenius_triton.U, "numbers", 64)
+    monkeypatch.setitem(frobenius_triton.ROWS, "numbers", 64)
+    monkeypatch.setitem(frobenius_triton.ROWS_BY_MATRIX, "tiles", 2)
+    for name, size in (("BASIS", "bags"), ("PRECISE_BASIS", "bags"), ("SCATTER", "lookups")):
+        settings = getattr(frobenius_triton, name)
         monkeypatch.setitem(settings, size, 16)
         monkeypatch.setitem(settings, "programs", 4)
 

@@ -21,7 +21,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from holdall.kernels import frobenius_triton, interaction_triton, lookup_triton, row_update_triton
+from holdall.kernels import frobenius_kernels_triton as frobenius
+from holdall.kernels import interaction_triton, lookup_triton, row_update_triton
 
 SCALARS = {"lr": "fp32", "eps": "fp32", "beta1": "fp32", "beta2": "fp32", "correction1": "fp32", "correction2": "fp32"}
 INTEGERS = {
@@ -53,21 +54,25 @@ FACTORS = {"FACTOR": tl.float32, "RANK": 8}
 
 
 @pytest.mark.parametrize("bags", [False, True])
-@pytest.mark.parametrize(("out", "precision"), [("*fp32", "ieee"), ("*bf16", "tf32")])
-def test_frobenius(bags: bool, out: str, precision: str) -> None:
-    shape = {"DIM": 128, "BLOCK_N": 16, "BLOCK_R": 16, "BLOCK_D": 128, **FACTORS}
-    forward = compiled(
-        frobenius_triton._forward_kernel, 1, {"out": out}, PRECISION=precision, HAS_BAGS=bags, SCALED=bags,
-        SAVES_U=True, TERMS=4, **shape,
-    )  # fmt: skip
-    assert "st.global" in forward
-    precision = "tf32x3" if precision == "ieee" else precision
-    assert "mma" in compiled(frobenius_triton._basis_kernel, 2, {"grad": out}, PRECISION=precision, **shape)
+def test_frobenius_of_lookups(bags: bool) -> None:
+    shared = {"HAS_BAGS": bags, "SCALED": bags, **FACTORS}
+    assert "st.global" in compiled(frobenius.u_kernel, 4, TERMS=4, BLOCK_N=128, BLOCK_R=8, **shared)
     scatter = compiled(
-        frobenius_triton._scatter_kernel, 4, HAS_BAGS=bags, SCALED=bags, NEEDS_SCALE=bags, BY_LOOKUP=False, COLUMNS=32,
-        BLOCK_L=32, BLOCK_C=32, **FACTORS,
+        frobenius.scatter_kernel, 4, NEEDS_SCALE=bags, BY_LOOKUP=False, COLUMNS=32, BLOCK_L=32, BLOCK_C=32, **shared
     )  # fmt: skip
     assert "atom" in scatter
+
+
+@pytest.mark.parametrize("rank", [8, 32])
+@pytest.mark.parametrize("kind", ["*fp32", "*bf16"])
+def test_frobenius_of_rows(rank: int, kind: str) -> None:
+    shape = {"FACTOR": tl.float32, "RANK": rank, "DIM": 128, "BLOCK_N": 16, "BLOCK_D": 128}
+    if rank == 8:
+        assert "mma" not in compiled(frobenius.rows_kernel, 1, {"out": kind}, **shape)
+    by_matrix = {"PRECISION": "tf32", "TILES": 4, "BLOCK_R": max(16, rank), **shape}
+    assert "mma" in compiled(frobenius.rows_by_matrix_kernel, rank // 8, {"out": kind}, **by_matrix)
+    precise = {"PRECISE": kind == "*fp32", "BLOCK_R": rank, **shape}
+    assert "mma" in compiled(frobenius.basis_kernel, rank // 8, {"grad": kind}, **precise)
 
 
 @pytest.mark.parametrize("optimizer", row_update_triton.OPTIMIZERS.values())

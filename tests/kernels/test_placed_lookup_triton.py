@@ -10,6 +10,7 @@ from holdall.batch import Batch, Ids
 from holdall.kernels.path import HAS_TRITON, INTERPRETED, kernel_path
 from holdall.models.dlrm import DLRMConfig
 from holdall.schema import DenseColumn, Feature, Schema
+from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -32,6 +33,20 @@ def test_some_features_in_another_order() -> None:
         with kernel_path("triton"):
             found = bags(some_ids(5, 0), [3, 0, 4])
     torch.testing.assert_close(found, expected[:, [3, 0, 4]])
+
+
+def test_row_numbers_come_sorted() -> None:
+    bags = EmbeddingBags.build(ROWS, 8, METHODS)
+    Optimizers(bags, OptimizerConfig(name="sgd", lr=0.1))
+    with kernel_path("triton"):
+        bags(some_ids(21, 0)).sum().backward()
+    (gradient,) = bags.packs[0].gradients
+    assert gradient.sorted is not None
+    in_order, bags_in_order = gradient.sorted
+    order = gradient.ids.sort(stable=True)
+    assert torch.equal(in_order, order.values)
+    assert gradient.bag_of is not None
+    assert torch.equal(bags_in_order, gradient.bag_of[order.indices])
 
 
 def test_inference_reads_rows_where_they_are() -> None:

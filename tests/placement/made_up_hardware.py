@@ -72,6 +72,13 @@ def hardware(**changes: Any) -> Hardware:
     return Hardware(**(values | changes))
 
 
+def slow_files(**changes: Any) -> Hardware:
+    """A machine that takes a second to map a page of a file, even one that is in its memory."""
+    rows = {"4": Line(0.0, 0.0), "64": Line(0.0, 1.0), "512": Line(0.0, 1.0)}
+    rates = {name: getattr(hardware(), name) | {"cached": rows} for name in ("gather", "scatter")}
+    return hardware(**(rates | changes))
+
+
 def schema_of(rows: dict[str, int], num_dense: int = 2) -> Schema:
     return Schema(
         label="click",

@@ -104,14 +104,6 @@ def test_shapes_between_and_beyond_the_measured_ones() -> None:
     assert interaction_seconds(pairs, 54, 32, 1000) == pytest.approx(1e-5 * 54 * 54 * 32)
 
 
-def test_collectives_between_and_beyond_the_measured_sizes() -> None:
-    known = hardware().collectives
-    assert known is not None
-    assert known.seconds("all_reduce", 10) == 1e-4
-    assert known.seconds("all_reduce", (1024 + 1048576) / 2) == pytest.approx(5.5e-4)
-    assert known.seconds("all_to_all", 2 * 1048576) == pytest.approx(4e-3)
-
-
 def test_rates_of_another_machine() -> None:
     with pytest.warns(HardwareWarning, match="another machine .*measure this one with `holdall hardware`"):
         message = hardware(machine=ELSEWHERE).check_machine()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan import eight, measure
+from benchmarks.plan import STEPS_A_TURN, Planning, compared, measure, of_model
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.placement.planner import PlanConfig
+from holdall.placement.planner import PlanConfig, find_lookups
+from holdall.schema import Schema
 from tests.placement.made_up_hardware import hardware
 
 
@@ -20,15 +21,35 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_eight_plans_run_side_by_side(clicks: Path) -> None:
+def test_eight_plans_run_side_by_side(clicks: Path, tmp_path: Path) -> None:
     base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
-    plans = eight(clicks, base, hardware())
+    planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
+    plans = planning.eight()
     assert len(plans) == 8
-    shapes = {(made.strategy, made.preset, tuple(made.hot_rows().items())) for made in plans.values()}
+    shapes = {(made.strategy, *made.methods().values(), *made.hot_rows().values(), *made.tails().values())
+              for made in plans.values()}  # fmt: skip
     assert len(shapes) == 8
     assert {made.strategy for made in plans.values()} == {"plain", "host", "split"}
-    ticks = iter(range(10**6))
-    sides = measure(plans, clicks, turns=1, now=lambda: float(next(ticks)))
-    for side in sides.values():
-        assert set(side.stages) == {"read", "find+fetch", "lookup", "dense", "update", "send_back"}
-        assert {len(taken) for taken in side.stages.values()} == {4}  # the first turn does not count
+    sides = measure(plans, clicks, 1, tmp_path / "sides")
+    stages = {"read", "lookup", "dense", "update"}
+    for name, side in sides.items():
+        far = {"find", "fetch", "send_back"} if plans[name].strategy == "split" else set()
+        assert set(side.strategy.stages.taken) == stages | far
+        assert len(side.steps) == STEPS_A_TURN  # the first turns do not count
+        found = compared(plans[name], side, cpu_time=False)
+        assert found["predicted_over_measured"] == found["predicted_seconds"] / found["measured_seconds"]["p50"]
+    assert not (tmp_path / "sides").exists()  # rows on disk are gone
+
+
+def test_what_auto_chooses_is_compared_with_exact_plans_that_fit(clicks: Path, tmp_path: Path) -> None:
+    base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
+    planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
+    found = of_model(planning, clicks, tmp_path / "sides", 1, cpu_time=True)
+    assert set(found["choices"]["everything fits"]["compared_with"]) == set(found["plans"]) - {
+        "fpd",
+        "el-rec",
+        "auto: everything fits",
+        "auto: little memory",
+    }
+    assert "mixed 1/100" in found["choices"]["little memory"]["compared_with"]
+    assert not {"device", "dlrm", "fpd"} & set(found["choices"]["little memory"]["compared_with"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,28 +11,17 @@ from holdall.models import DCNConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.placement.forecast import compressed_bytes
 from holdall.placement.plan import Plan
-from holdall.placement.planner import PlanConfig, plan_tables
+from holdall.placement.planner import PlanConfig, make_problem, plan_tables, predict_problem
 from holdall.placement.work import LiveBytes, _batch, _step, rehearse
 from holdall.schema import Feature
-from holdall.tables import (
-    Clustered,
-    Frobenius,
-    Hashed,
-    HotCold,
-    MemCom,
-    Method,
-    MixedDimension,
-    Quantized,
-    QuotientRemainder,
-    Robe,
-    Sketch,
-    TensorRing,
-    TensorTrain,
-)
+from holdall.tables import Dense
+from holdall.tiers.far_rows import DiskRows, LazyRows
 from holdall.tiers.pipeline import rooms_for
 from holdall.tiers.place import place
+from holdall.tiers.tiered_pack import TieredPack
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
 from tests.placement.made_up_hardware import hardware, lookups, schema_of
+from tests.tables.cases import CASES
 
 ROWS = {"users": 3000, "items": 500, "hours": 24}
 SMALL = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=64)
@@ -41,27 +31,13 @@ def state_bytes(optimizers: Optimizers) -> int:
     return sum(tensor.nbytes for tensor in optimizers.tensors().values())
 
 
-METHODS: list[tuple[Method, str]] = [
-    (TensorTrain(rank=4), "adam"),
-    (TensorRing(rank=3), "adagrad"),
-    (Frobenius(rank=4, terms=2), "rowwise_adagrad"),
-    (Hashed(buckets=50), "rowwise_adagrad"),
-    (Hashed(buckets=50), "adam"),
-    (QuotientRemainder(buckets=20), "adagrad"),
-    (MemCom(buckets=20), "rowwise_adagrad"),
-    (Robe(size=256), "adagrad"),
-    (Sketch(dim=4), "rowwise_adagrad"),
-    (MixedDimension(dim=2), "rowwise_adagrad"),
-    (Quantized(bits=8), "sgd"),
-    (Clustered(clusters=10), "adagrad"),
-    (HotCold(hot_rows=30, cold=Frobenius(rank=4, terms=2)), "rowwise_adagrad"),
-]
-
-
-@pytest.mark.parametrize(("method", "optimizer"), METHODS, ids=lambda value: str(value)[:24])
-def test_compressed_tables(method: Method, optimizer: str) -> None:
-    table = method.build(777, 8)
-    found = compressed_bytes(method, 777, 8, optimizer)
+@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("case", [name for name, method in CASES.items() if not isinstance(method, Dense)])
+def test_compressed_tables(case: str, optimizer: str) -> None:
+    table = CASES[case].build(777, 8)
+    if case in ("quantized trained stochastically", "hot and stochastic"):
+        optimizer = "sgd"  # they round their own updates, and take no other
+    found = compressed_bytes(CASES[case], 777, 8, optimizer)
     assert found.parameters == sum(parameter.nbytes for parameter in table.parameters())
     assert found.buffers == sum(buffer.nbytes for buffer in table.buffers())
     made = Optimizers(table, OptimizerConfig(name=optimizer))  # type: ignore[arg-type]
@@ -107,37 +83,65 @@ def test_bags_are_rehearsed_too() -> None:
     assert long.step_bytes(100) > short.step_bytes(100)
 
 
-def placed(made: Plan) -> tuple[Model, Optimizers]:
-    """A model put where the plan says, made ready for the far rows that it expects."""
+def placed(made: Plan, folder: Path) -> Model:
+    """A model put where the plan says, as training does it, made ready for the far rows that it expects."""
     assert made.forecast is not None
-    model = DLRMConfig(dim=8, bottom=(16,), top=(16,)).build(schema_of(ROWS), made.methods())
-    for pack in place(model, made.hot_rows(), "cpu", num_rooms=rooms_for(made.prefetch)).packs:
-        pack.make_room(made.forecast.staging_rows)
-    return model, Optimizers(model, OptimizerConfig(name=made.optimizer))  # type: ignore[arg-type]
+    model = DLRMConfig(dim=8, bottom=(16,), top=(16,)).build(schema_of(ROWS), made.methods(), dense_device="meta")
+    rooms = rooms_for(made.prefetch)
+    tiers = place(model, made.hot_rows(), "cpu", num_rooms=rooms, tails=made.tails(), folder=folder)
+    for pack in tiers.packs:
+        pack.make_room(made.forecast.staging_rows[made.table(next(iter(pack.tables))).tail])
+    Optimizers(model, OptimizerConfig(name=made.optimizer))  # type: ignore[arg-type]
+    return model
+
+
+def bare(config: PlanConfig) -> int:
+    """Bytes of the device that a plan takes without any table there."""
+    made = plan_tables(schema_of(ROWS), lookups(ROWS), replace(config, preset="dlrm"), hardware()).forecast
+    assert made is not None
+    return made.total("device")
 
 
 @pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int) -> None:
+@pytest.mark.parametrize("where", ["el-rec", "mixed"])
+def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, where: str, tmp_path: Path) -> None:
+    """Compressed tables beside tails in memory; and tails in memory beside others on disk."""
     config = replace(SMALL, optimizer=optimizer, prefetch=prefetch)  # type: ignore[arg-type]
-    bare = plan_tables(schema_of(ROWS), lookups(ROWS), replace(config, preset="dlrm"), hardware()).forecast
-    assert bare is not None
     extra = {"sgd": 30_000, "rowwise_adagrad": 35_000, "adagrad": 70_000, "adam": 100_000}[optimizer]
-    room = bare.total("device") + extra * (1 + prefetch)
-    config = replace(config, device_memory=str(room), host_memory="1GB", preset="el-rec")
-    made = plan_tables(schema_of(ROWS), lookups(ROWS), config, hardware())
-    assert made.strategy == "split"
+    config = replace(config, device_memory=str(bare(config) + extra * (1 + prefetch)), host_memory="1GB")
+    made = plan_tables(schema_of(ROWS), lookups(ROWS), replace(config, preset="el-rec"), hardware())
+    if where == "mixed":
+        tails = {"users": "disk", "items": "host", "hours": "device"}
+        tables = tuple(
+            replace(t, method=Dense(), hot_rows=24 if t.name == "hours" else 200, tail=tails[t.name])  # type: ignore[arg-type]
+            for t in made.tables
+        )
+        limits = dict.fromkeys(("device", "host", "disk"), 1 << 40)
+        problem = make_problem(schema_of(ROWS), lookups(ROWS), config, hardware())
+        made = predict_problem(replace(made, tables=tables, forecast=None), problem, limits)
+        assert made.forecast is not None
+        assert set(made.forecast.staging_rows) == {"host", "disk"}
     assert made.forecast is not None
-    assert made.forecast.total("device") <= room
-    model, optimizers = placed(made)
     memory = made.forecast.memory
-    (pack,) = model.bags.packs
-    near = [pack.storage, *pack.slots.values()]
+    model = placed(made, tmp_path)
+    packs = [pack for pack in model.bags.packs if isinstance(pack, TieredPack)]
+    assert len(packs) == len(made.forecast.staging_rows)
+    near = sum(tensor.nbytes for pack in model.bags.packs for tensor in (pack.storage, *pack.slots.values()))
     compressed = [t for t in made.tables if t.tail == "compressed"]
-    elsewhere = sum(t.forecast.bytes["device"].total for t in compressed if t.forecast is not None)
-    tables = sum(memory["device"][what] for what in ("tables", "table_state", "table_buffers", "staging"))
-    assert sum(tensor.nbytes for tensor in near) == tables - elsewhere
-    weights = sum(table.weight.nbytes for table in pack.tables.values())
-    assert weights == memory["host"]["tables"]
-    state = [value for name, value in optimizers.tensors().items() if name.startswith("rows.")]
-    assert sum(value.nbytes for value in state) == memory["host"]["table_state"]
+    near += sum(t.forecast.bytes["device"].total for t in compressed if t.forecast is not None)
+    assert near == sum(memory["device"][what] for what in ("tables", "table_state", "table_buffers", "staging"))
+    far: dict[str, list[int]] = {"host": [0, 0], "disk": [0, 0]}
+    marks = 0
+    for pack in packs:
+        weights, *state = pack.far_rows()
+        assert isinstance(weights, LazyRows)
+        tier = "disk" if isinstance(weights.store, DiskRows) else "host"
+        far[tier][0] += weights.tensor.nbytes
+        far[tier][1] += sum(rows.tensor.nbytes for rows in state)
+        marks += weights.touched.nbytes
+    for tier, (rows, state_of_rows) in far.items():
+        assert (memory[tier]["tables"], memory[tier]["table_state"]) == (rows, state_of_rows)
+    assert memory["host"]["table_buffers"] == marks
+    on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.rows"))
+    assert on_disk == memory["disk"]["tables"] + memory["disk"]["table_state"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdall.cli import main
-from holdall.placement.plan import Plan
+from holdall.placement.plan import Caps, Plan
 from tests.placement.made_up_hardware import ELSEWHERE, hardware
 
 MODEL = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
@@ -75,6 +76,43 @@ def test_mistakes(data: Path, rates: str, tmp_path: Path, capsys: pytest.Capture
     assert "does not fit" in refused(capsys, *plan, "--preset", "device", "--device-memory", "50KB")
     (tmp_path / "other.json").write_text('{"format": "holdall-run", "version": 1}')
     assert "is not a holdall-plan document" in refused(capsys, *plan, "--edited", str(tmp_path / "other.json"))
+
+
+def test_mistakes_with_files(data: Path, rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["plan", str(data), "--hardware", rates]
+    assert "cannot be written (Is a directory): name another" in refused(capsys, *plan, *MODEL, "--out", str(tmp_path))
+    assert "absent.json does not exist: make it with `holdall profile" in refused(
+        capsys, *plan, "--profile", str(tmp_path / "absent.json")
+    )
+    out = str(tmp_path / "plan.json")
+    said(capsys, *plan, *MODEL, "--out", out)
+    both = refused(capsys, *plan, "--edited", out, "--device-memory", "1GB")
+    assert f"--device-memory does not go with --edited: change it in {out}" in both
+    made = Plan.load(out)
+    tables = tuple(replace(table, hot_rows=0, tail="host") for table in made.tables)
+    replace(made, tables=tables, strategy="split", caps=Caps(host=100), forecast=None).save(out)
+    short = refused(capsys, *plan, "--edited", out)
+    assert "the edited plan does not fit: it takes" in short
+    assert "raise its caps: host " in short
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [({"layers": ()}, "layers"), ({"interactions": ()}, "interactions"), ({"gather": {}}, "gather, host")],
+)
+def test_rates_that_are_not_whole(
+    changes: dict[str, object], missing: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hardware(**changes).save(tmp_path / "part.json")
+    shown = refused(capsys, "plan", str(data), "--hardware", str(tmp_path / "part.json"), *MODEL)
+    assert f"has no rates for {missing}: measure again with `holdall hardware`" in shown
+
+
+def test_what_a_plan_for_several_processes_covers(data: Path, rates: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(said(capsys, "plan", str(data), "--hardware", rates, *MODEL, "--world-size", "4").split())
+    assert "those of one of 4 processes" in shown
+    assert "measured between 2 over gloo" in shown
+    assert "--strategy two-fold" in shown
 
 
 def test_rates_of_another_machine_are_a_note(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from holdall.errors import ConfigError
-from holdall.placement.plan import Plan
+from holdall.placement.plan import Caps, Plan
 from holdall.placement.planner import PlanConfig, plan_tables
 from holdall.tables import Frobenius, HotCold
 from tests.placement.made_up_hardware import hardware, lookups, schema_of
@@ -50,6 +50,10 @@ def test_an_edited_plan_loads_without_its_forecast(made: Plan) -> None:
     assert changed.table("users").forecast is None
     assert changed.hot_rows()["users"] == 7
     assert edited(made, lambda d: d.update(notes=["mine"])).forecast is not None
+
+
+def test_sizes_as_people_write_them(made: Plan) -> None:
+    assert edited(made, lambda d: d["caps"].update(device="4 GiB", host=None)).caps == Caps(device=4 << 30)
 
 
 def test_a_compressed_table_by_hand(made: Plan) -> None:
@@ -92,6 +96,21 @@ def test_a_compressed_table_by_hand(made: Plan) -> None:
         (lambda d: d["tables"]["users"].update(tail="sharded"), "sharded tails need strategy 'two-fold'"),
         (lambda d: d.update(strategy="two-fold"), "needs a world_size of 2 or more"),
         (lambda d: d["forecast"].pop("tables"), "its forecast is incomplete"),
+        (lambda d: d["forecast"].update(seconds=5), "its forecast is incomplete .*seconds must be an object"),
+        (lambda d: d["forecast"].update(staging_rows=5), "its forecast is incomplete .*staging_rows must be an object"),
+        (lambda d: d.update(forecast="none"), "'forecast' must be an object"),
+        (lambda d: d.update(dim=99), "'dim' is 99, but its model's is 8: change model.dim, and plan again"),
+        (
+            lambda d: d["model"].update(model="dlmr"),
+            r"plan.json, model: unknown model 'dlmr' \(did you mean 'dlrm'\?\)",
+        ),
+        (lambda d: d["model"].update(botom=[3]), "plan.json, model: unknown setting 'botom'"),
+        (lambda d: d["caps"].update(device=-4), "plan.json, caps: 'device': -4 is not a size"),
+        (lambda d: d["caps"].update(host="much"), "plan.json, caps: 'host': 'much' is not a size"),
+        (lambda d: d.update(caps=None), "caps must be an object"),
+        (lambda d: d.update(notes="mine"), "'notes' must be a list of texts, not 'mine'"),
+        (lambda d: d.update(device="gpu"), "'device' is 'gpu'"),
+        (lambda d: d.update(data=5), "'data' must be a text, not 5"),
     ],
 )
 def test_mistakes(made: Plan, change: Callable[[dict[str, Any]], None], message: str) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from holdall.batch import Batch
 from holdall.errors import ConfigError, TierError
-from holdall.tiers.pipeline import Pipeline, forwards, rooms_for
+from holdall.kernels.far_rows import ROOM_SHIFT, held_by
+from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import Tiers, place
-from holdall.tiers.tiered_pack import WorkingSet
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
@@ -214,12 +214,13 @@ def test_no_thread_is_left_waiting() -> None:
     assert threading.active_count() <= before
 
 
-def test_forwards_come_from_the_newest_step() -> None:
-    old, new = WorkingSet(torch.tensor([1, 4, 6])), WorkingSet(torch.tensor([4, 9]))
-    found = forwards(WorkingSet(torch.tensor([0, 4, 6, 9])), [new, old])
-    assert [(f.source is new, f.source_places.tolist(), f.places.tolist()) for f in found] == [
-        (True, [0, 1], [1, 3]),
-        (False, [2], [2]),
+def test_rows_come_from_the_newest_step_that_holds_them() -> None:
+    held = held_by(torch.tensor([0, 4, 6, 9]), [(2, torch.tensor([1, 4, 6])), (5, torch.tensor([4, 9]))])
+    assert [(int(h) >> ROOM_SHIFT, int(h) % (1 << ROOM_SHIFT)) if h >= 0 else None for h in held] == [
+        None,
+        (5, 0),
+        (2, 2),
+        (5, 1),
     ]
 
 

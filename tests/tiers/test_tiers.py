@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -159,3 +160,15 @@ def test_a_model_with_an_optimizer_is_not_placed() -> None:
     Optimizers(model, OptimizerConfig())
     with pytest.raises(ConfigError, match="place the model first"):
         place(model, HOT, "cpu")
+
+
+def test_larger_rooms_give_the_old_memory_back() -> None:
+    """A device with room for the hot rows once has none for them twice."""
+    model = build()
+    (pack,) = place(model, HOT, "cpu").packs
+    Optimizers(model, OptimizerConfig(name="adam"))
+    old = [weakref.ref(tensor) for tensor in pack.near_tensors()]
+    hot = pack.storage[: pack.num_hot].clone()
+    pack.make_room(10)
+    assert [ref() for ref in old] == [None] * 3
+    assert torch.equal(pack.storage[: pack.num_hot], hot)

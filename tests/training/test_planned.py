@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from holdall.data.dataset import DataSet
+from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.errors import CheckpointError, ConfigError
 from holdall.placement.plan import Plan
 from holdall.placement.planner import PlanConfig, plan, predict
@@ -61,9 +62,28 @@ def test_tables_go_where_the_plan_says_and_learn_the_same(data: Path, tmp_path: 
     path.unlink()  # the run has its own copy
     assert evaluate(tmp_path / "planned") == evaluate(tmp_path / "plain")
     stages = {row["stage"]: row for row in result["stages"]}
-    assert {"find", "fetch", "lookup", "dense", "update", "send_back", "step"} <= stages.keys()
+    assert {"find", "fetch", "lookup", "dense and update", "send_back", "step"} <= stages.keys()
     assert all(row["measured"] > 0 for row in stages.values() if row["measured"] is not None)
     assert json.loads((tmp_path / "planned" / STAGES_FILE).read_text())["stages"] == result["stages"]
+
+
+def test_a_plan_that_mixes_memory_and_disk_learns_the_same(tmp_path: Path) -> None:
+    """Made by the planner, for a machine whose memory and disk hold one of two large tables each."""
+    data = tmp_path / "data"
+    write_prepared(SyntheticConfig(rows=3000, cardinalities=(6000, 1500, 7), num_dense=2, zipf=0.5), data)
+    config = PlanConfig(dim=4, bottom=(8,), top=(16,), batch_size=128)
+    bare = plan(data, replace(config, preset="dlrm"), hardware=hardware()).forecast
+    assert bare is not None
+    config = replace(config, device_memory=str(bare.total("device") + 35_000), host_memory="60KB", disk_memory="125KB")
+    mixed = plan(data, config, hardware=hardware())
+    assert (mixed.table("C1").tail, mixed.table("C2").tail) == ("disk", "host")
+    assert mixed.table("C1").hot_rows > 0
+    mixed.save(tmp_path / "plan.json")
+    followed = TrainConfig(plan=str(tmp_path / "plan.json"), log_every=5, deterministic=True, lr=0.05)
+    train(data, tmp_path / "planned", followed, quiet=True)
+    train(data, tmp_path / "plain", SMALL, quiet=True)
+    ours, theirs = model_of(tmp_path / "planned"), model_of(tmp_path / "plain")
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
 
 
 def test_compressed_tables_of_a_plan(data: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
-"""Frobenius-product tables in Triton: gathers, products and the small matrix product in one kernel, and two backward.
+"""Frobenius-product tables in Triton: two kernels forward, two backward, each over all tables of one shape.
 
 Shapes: T tables of one rank r, p terms and dim D, C = p * r columns; L lookups and N bags a table.
 
-Forward: u = sum_k left[i1, k] * right[i2, k] of every lookup, pooled over its bag, and row = u @ W on the matrix units,
-written where the caller wants it. Backward, with g [N, D] the gradient of the rows: one pass over g gives the gradient
-d = g W^T of u and d_W = u^T g; one over the lookups gives d_left[i1, k] += d * right[i2, k], d_right[i2, k] += d *
-left[i1, k].
+Forward: u = sum_k left[i1, k] * right[i2, k] of every lookup, pooled over its bag; then row = u @ W, written where the
+caller wants it. Backward, with g [N, D] the gradient of the rows: one pass over g gives the gradient d = g W^T of u and
+d_W = u^T g; one over the lookups gives d_left[i1, k] += d * right[i2, k], d_right[i2, k] += d * left[i1, k].
+
+u is written and read again because the kernel that gathers waits for one load after the other and needs many programs
+at a time, while the one that multiplies holds W and many numbers a program.
 
 Many lookups share a row of left or right: with ids in order of popularity the first row of left takes over half of
 all. So the gradients of the first row are summed inside a program, and those of the others are added by atomic
@@ -25,20 +27,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdall.kernels.frobenius_kernels_triton import (
+    basis_kernel,
+    rows_by_matrix_kernel,
+    rows_kernel,
+    scatter_kernel,
+    u_kernel,
+)
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.side_stream import beside
 
 Factors = tuple[Tensor, Tensor, Tensor]
 """left [q, C], right [q, C] and basis [r, D] of one table."""
 
-FORWARD = {"bags": 16, "num_warps": 1}
-BASIS = {"bags": 16, "num_warps": 2, "programs": 1056}
+U = {"numbers": 1024, "num_warps": 4}
+ROWS = {"numbers": 2048, "num_warps": 1}
+ROWS_BY_MATRIX = {"bags": 16, "tiles": 4, "num_warps": 1}
+BASIS = {"bags": 32, "num_warps": 2, "programs": 1056}
+PRECISE_BASIS = {"bags": 16, "num_warps": 1, "programs": 1056}
 SCATTER = {"lookups": 32, "num_warps": 4, "programs": 1056}
-"""What a program takes at a time, and how many programs share the work of all tables.
+"""What a program takes at a time (numbers of u, numbers of rows, bags, lookups), and how many programs share the work
+of all tables.
 
-65,536 ids of each of the five largest tables of DLRM-small at (8, 4), dim 128, on an H200. Forward: 71 us in float32
-(87 with 32 bags and 2 warps, 103 with products of three times 11 bits), 71 in bf16. Basis: 111 us in float32 with such
-products (161 with 32 bags and 4 warps, 230 with plain ones), 33 in bf16. Scatter: 33 us; 81 and 60 when it summed the
-gradients of the first 16 rows by products with one-hot matrices.
+65,536 ids of each of the five largest tables of DLRM-small at (8, 4), dim 128, on an H200, in float32 / bf16. u: 14 us.
+Rows: 53 us / 29 by matrix products (39 without). Basis: 70 us with the products of three halves that float32 needs
+(111 with Triton's own and 16 columns for the rank's 8) / 39; 8 programs fit a multiprocessor, and 1,188 in all took
+104 us; loading one block ahead, or fewer registers for more programs, took longer. Scatter: 34 to 43 us; 81 and 60 when
+it summed the gradients of the first 16 rows by products with one-hot matrices.
 """
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -80,161 +95,6 @@ def one_id_a_sample(values: Tensor, num_columns: int) -> Lookups:
     return Lookups(values, size, size, values.stride(0), values.stride(1), 1, num_columns)
 
 
-@triton.jit
-def _products(  # type: ignore[no-untyped-def]
-    left, right, side, row, inside, RANK: tl.constexpr, TERMS: tl.constexpr, BLOCK_R: tl.constexpr
-):
-    """u [K, BLOCK_R] of ids `row` [K], in float32."""
-    i1 = row // side
-    i2 = (row - i1 * side).to(tl.int64)[:, None] * (RANK * TERMS)
-    i1 = i1.to(tl.int64)[:, None] * (RANK * TERMS)
-    column = tl.arange(0, BLOCK_R)[None, :]
-    mask = inside[:, None] & (column < RANK)
-    u = tl.zeros([row.shape[0], BLOCK_R], dtype=tl.float32)
-    for term in tl.static_range(TERMS):
-        a = tl.load(left + i1 + term * RANK + column, mask=mask, other=0.0).to(tl.float32)
-        b = tl.load(right + i2 + term * RANK + column, mask=mask, other=0.0).to(tl.float32)
-        u += a * b
-    return u
-
-
-@triton.jit
-def _forward_kernel(  # type: ignore[no-untyped-def]
-    meta, values, offsets, scale, out, u_out, num_bags, source_stride, sample_stride, target_stride, bag_stride,
-    FACTOR: tl.constexpr, PRECISION: tl.constexpr, HAS_BAGS: tl.constexpr, SCALED: tl.constexpr,
-    SAVES_U: tl.constexpr, RANK: tl.constexpr, TERMS: tl.constexpr, DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    table = tl.program_id(1)
-    info = meta + table * 7
-    left = tl.multiple_of(tl.load(info).to(tl.pointer_type(FACTOR)), 16)
-    right = tl.multiple_of(tl.load(info + 1).to(tl.pointer_type(FACTOR)), 16)
-    basis = tl.multiple_of(tl.load(info + 2).to(tl.pointer_type(FACTOR)), 16)
-    side = tl.load(info + 3).to(values.dtype.element_ty)
-    bag = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    inside = bag < num_bags
-    if HAS_BAGS:
-        start = tl.load(offsets + bag, mask=inside, other=0).to(tl.int64)
-        length = tl.load(offsets + bag + 1, mask=inside, other=0).to(tl.int64) - start
-        longest = tl.max(length, axis=0)
-        u = tl.zeros([BLOCK_N, BLOCK_R], dtype=tl.float32)
-        for step in range(longest):
-            reads = inside & (step < length)
-            lookup = tl.where(reads, start + step, 0)  # not masked, see `lookup_triton._pool_kernel`
-            row = tl.load(values + lookup)
-            more = _products(left, right, side, row, reads, RANK, TERMS, BLOCK_R)
-            if SCALED:
-                more *= tl.where(reads, tl.load(scale + lookup).to(tl.float32), 0.0)[:, None]
-            u += more
-    else:
-        source = tl.load(info + 4) * source_stride + bag * sample_stride
-        row = tl.load(values + source, mask=inside, other=0)
-        u = _products(left, right, side, row, inside, RANK, TERMS, BLOCK_R)
-        if SCALED:
-            u *= tl.load(scale + bag, mask=inside, other=0.0).to(tl.float32)[:, None]
-    line = tl.arange(0, BLOCK_R)
-    column = tl.arange(0, BLOCK_D)
-    known = (line < RANK)[:, None] & (column < DIM)[None, :]
-    w = tl.load(basis + line[:, None] * DIM + column[None, :], mask=known, other=0.0).to(tl.float32)
-    rows = tl.dot(u, w, input_precision=PRECISION)
-    place = tl.load(info + 5) * target_stride + bag * bag_stride
-    mask = inside[:, None] & (column < DIM)[None, :]
-    tl.store(out + place[:, None] * DIM + column[None, :], rows.to(out.dtype.element_ty), mask=mask)
-    if SAVES_U:
-        cell = (table.to(tl.int64) * num_bags + bag)[:, None] * RANK + line[None, :]
-        tl.store(u_out + cell, u, mask=inside[:, None] & (line < RANK)[None, :])
-
-
-@triton.jit
-def _basis_kernel(  # type: ignore[no-untyped-def]
-    meta, u_in, grad, d_out, d_basis, num_bags, target_stride, bag_stride,
-    FACTOR: tl.constexpr, PRECISION: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """d = g W^T of every bag, and this program's part of u^T g."""
-    table = tl.program_id(1)
-    info = meta + table * 7
-    basis = tl.multiple_of(tl.load(info + 2).to(tl.pointer_type(FACTOR)), 16)
-    target = tl.load(info + 5) * target_stride
-    line = tl.arange(0, BLOCK_R)
-    column = tl.arange(0, BLOCK_D)
-    known = (column < DIM)[:, None] & (line < RANK)[None, :]
-    transposed = tl.load(basis + line[None, :] * DIM + column[:, None], mask=known, other=0.0).to(tl.float32)
-    total = tl.zeros([BLOCK_R, BLOCK_D], dtype=tl.float32)
-    for base in range(tl.program_id(0) * BLOCK_N, num_bags, tl.num_programs(0) * BLOCK_N):
-        bag = base + tl.arange(0, BLOCK_N).to(tl.int64)
-        inside = bag < num_bags
-        place = target + bag * bag_stride
-        mask = inside[:, None] & (column < DIM)[None, :]
-        g = tl.load(grad + place[:, None] * DIM + column[None, :], mask=mask, other=0.0).to(tl.float32)
-        cell = (table.to(tl.int64) * num_bags + bag)[:, None] * RANK + line[None, :]
-        used = inside[:, None] & (line < RANK)[None, :]
-        u = tl.load(u_in + cell, mask=used, other=0.0)
-        tl.store(d_out + cell, tl.dot(g, transposed, input_precision=PRECISION), mask=used)
-        total += tl.dot(tl.trans(u), g, input_precision=PRECISION)
-    program = (table * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-    place = (program * RANK + line)[:, None] * DIM + column[None, :]
-    tl.store(d_basis + place, total, mask=(line < RANK)[:, None] & (column < DIM)[None, :])
-
-
-@triton.jit
-def _scatter_kernel(  # type: ignore[no-untyped-def]
-    meta, values, bag_of, scale, d_in, d_left, d_right, d_scale, num_lookups, num_bags, source_stride, sample_stride,
-    FACTOR: tl.constexpr, HAS_BAGS: tl.constexpr, SCALED: tl.constexpr,
-    NEEDS_SCALE: tl.constexpr, BY_LOOKUP: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_L: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the rows of left and right, from d of every bag."""
-    table = tl.program_id(1)
-    info = meta + table * 7
-    left = tl.multiple_of(tl.load(info).to(tl.pointer_type(FACTOR)), 16)
-    right = tl.multiple_of(tl.load(info + 1).to(tl.pointer_type(FACTOR)), 16)
-    side = tl.load(info + 3).to(values.dtype.element_ty)
-    source = tl.load(info + 4) * source_stride
-    start = tl.load(info + 6)  # of this table's rows in the gradients of all
-    column = tl.arange(0, BLOCK_C)
-    hot_left = tl.zeros([BLOCK_L, BLOCK_C], dtype=tl.float32)
-    hot_right = tl.zeros([BLOCK_L, BLOCK_C], dtype=tl.float32)
-    for base in range(tl.program_id(0) * BLOCK_L, num_lookups, tl.num_programs(0) * BLOCK_L):
-        lookup = base + tl.arange(0, BLOCK_L).to(tl.int64)
-        inside = lookup < num_lookups
-        used = inside[:, None] & (column < COLUMNS)[None, :]
-        bag = lookup
-        if HAS_BAGS:
-            bag = tl.load(bag_of + lookup, mask=inside, other=0).to(tl.int64)
-        bag += table.to(tl.int64) * num_bags
-        row = tl.load(values + source + lookup * sample_stride, mask=inside, other=0)
-        i1 = row // side
-        i2 = (row - i1 * side).to(tl.int64)
-        i1 = i1.to(tl.int64)
-        a = tl.load(left + i1[:, None] * COLUMNS + column[None, :], mask=used, other=0.0).to(tl.float32)
-        b = tl.load(right + i2[:, None] * COLUMNS + column[None, :], mask=used, other=0.0).to(tl.float32)
-        d = tl.load(d_in + bag[:, None] * RANK + (column % RANK)[None, :], mask=used, other=0.0)
-        if NEEDS_SCALE:
-            tl.store(d_scale + lookup, tl.sum(a * b * d, axis=1), mask=inside)
-        if SCALED:
-            d *= tl.load(scale + lookup, mask=inside, other=0.0).to(tl.float32)[:, None]
-        for_left = d * b
-        for_right = d * a
-        if BY_LOOKUP:
-            cell = (table.to(tl.int64) * num_lookups + lookup)[:, None] * COLUMNS + column[None, :]
-            tl.store(d_left + cell, for_left, mask=used)
-            tl.store(d_right + cell, for_right, mask=used)
-        else:
-            is_hot = (i1 == 0)[:, None]
-            hot_left += tl.where(is_hot, for_left, 0.0)
-            cell = (start + i1)[:, None] * COLUMNS + column[None, :]
-            tl.atomic_add(d_left + cell, for_left, mask=used & (i1 > 0)[:, None], sem="relaxed")
-            is_hot = (i2 == 0)[:, None]
-            hot_right += tl.where(is_hot, for_right, 0.0)
-            cell = (start + i2)[:, None] * COLUMNS + column[None, :]
-            tl.atomic_add(d_right + cell, for_right, mask=used & (i2 > 0)[:, None], sem="relaxed")
-    if not BY_LOOKUP:
-        first = start * COLUMNS + column
-        tl.atomic_add(d_left + first, tl.sum(hot_left, axis=0), mask=column < COLUMNS, sem="relaxed")
-        tl.atomic_add(d_right + first, tl.sum(hot_right, axis=0), mask=column < COLUMNS, sem="relaxed")
-
-
 _METADATA: dict[tuple[object, ...], Tensor] = {}
 
 
@@ -266,21 +126,16 @@ def _sizes(factors: Sequence[Factors], *names: str) -> dict[str, object]:
         "TERMS": columns // rank,
         "COLUMNS": columns,
         "DIM": dim,
-        "BLOCK_R": max(16, triton.next_power_of_2(rank)),
+        "BLOCK_R": max(8, triton.next_power_of_2(rank)),
         "BLOCK_C": max(16, triton.next_power_of_2(columns)),
         "BLOCK_D": max(16, triton.next_power_of_2(dim)),
     }
     return {name: known[name] for name in ("FACTOR", "RANK", *names)}
 
 
-def _warps(settings: dict[str, int], factors: Sequence[Factors]) -> int:
-    """Warps of a program, more of them for rows wider than the 128 numbers the settings are for."""
-    return settings["num_warps"] * max(1, triton.next_power_of_2(factors[0][2].shape[1]) // 128)
-
-
-def _precision(precise: str, *tensors: Tensor) -> str:
-    """The matrix units' 11 bits where something has no more than that, else `precise`."""
-    return precise if all(tensor.dtype == torch.float32 for tensor in tensors) else "tf32"
+def _warps(settings: dict[str, int], numbers: int, usual: int) -> int:
+    """Warps of a program that holds `numbers`, where the settings are for the `usual` of rank 8 and dim 128."""
+    return min(8, settings["num_warps"] * max(1, numbers // usual))
 
 
 def forward(
@@ -291,29 +146,58 @@ def forward(
     Returns u [T, N, r], what the backward needs of it, if asked to.
     """
     values, num_bags, num_tables = lookups.values, lookups.num_bags, len(factors)
-    u = values.new_empty(num_tables, num_bags, factors[0][2].shape[0], dtype=torch.float32) if saves_u else None
+    rank = factors[0][2].shape[0]
+    u = values.new_empty(num_tables, num_bags, rank, dtype=torch.float32)
     if num_bags:
-        _forward_kernel[(triton.cdiv(num_bags, FORWARD["bags"]), num_tables)](
-            metadata(factors, places),
+        info = metadata(factors, places)
+        bags = max(1, U["numbers"] // triton.next_power_of_2(rank))
+        u_kernel[(triton.cdiv(num_bags, bags), num_tables)](
+            info,
             values,
             values if lookups.offsets is None else lookups.offsets,
             values if lookups.scale is None else lookups.scale,
-            out,
-            out if u is None else u,
+            u,
             num_bags,
             lookups.source_stride,
             lookups.sample_stride,
-            lookups.target_stride,
-            lookups.bag_stride,
-            PRECISION=_precision("ieee", factors[0][0], out),
             HAS_BAGS=lookups.offsets is not None,
             SCALED=lookups.scale is not None,
-            SAVES_U=saves_u,
-            BLOCK_N=FORWARD["bags"],
-            num_warps=_warps(FORWARD, factors),
-            **_sizes(factors, "TERMS", "DIM", "BLOCK_R", "BLOCK_D"),
+            BLOCK_N=bags,
+            BLOCK_R=triton.next_power_of_2(rank),
+            num_warps=U["num_warps"],
+            **_sizes(factors, "TERMS"),
         )
-    return u
+        _multiply(factors, info, lookups, u, out)
+    return u if saves_u else None
+
+
+def _multiply(factors: Sequence[Factors], info: Tensor, lookups: Lookups, u: Tensor, out: Tensor) -> None:
+    """Rows u @ W of every bag: on the matrix units unless few numbers must be multiplied in full float32."""
+    rank, dim = factors[0][2].shape
+    shared = (info, u, out, lookups.num_bags, lookups.target_stride, lookups.bag_stride)
+    precise, width = _is_precise(factors[0][0], out), triton.next_power_of_2(dim)
+    if precise and rank <= 16:
+        bags = max(1, ROWS["numbers"] // width)
+        rows_kernel[(triton.cdiv(lookups.num_bags, bags), len(factors))](
+            *shared, BLOCK_N=bags, num_warps=_warps(ROWS, width, 128), **_sizes(factors, "DIM", "BLOCK_D")
+        )
+        return
+    bags, tiles = ROWS_BY_MATRIX["bags"], ROWS_BY_MATRIX["tiles"]
+    rows_by_matrix_kernel[(triton.cdiv(lookups.num_bags, bags * tiles), len(factors))](
+        *shared,
+        PRECISION="ieee" if precise else "tf32",
+        TILES=tiles,
+        BLOCK_N=bags,
+        BLOCK_R=max(16, triton.next_power_of_2(rank)),
+        num_warps=_warps(ROWS_BY_MATRIX, triton.next_power_of_2(rank) * width, 16 * 128),
+        num_stages=1,
+        **_sizes(factors, "DIM", "BLOCK_D"),
+    )
+
+
+def _is_precise(*tensors: Tensor) -> bool:
+    """Whether everything has more than the 11 bits of the matrix units."""
+    return all(tensor.dtype == torch.float32 for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -340,11 +224,13 @@ def backward(
     """Gradients of the factors for the `u` of `forward` and a gradient `grad` of its output, in the same places."""
     (left, _, basis), num_tables, num_lookups = factors[0], len(factors), lookups.num_lookups
     (rank, dim), columns, device = basis.shape, left.shape[1], grad.device
-    programs = max(1, min(triton.cdiv(lookups.num_bags, BASIS["bags"]), BASIS["programs"] // num_tables))
+    precise = _is_precise(left, grad)
+    settings = PRECISE_BASIS if precise else BASIS
+    programs = max(1, min(triton.cdiv(lookups.num_bags, settings["bags"]), settings["programs"] // num_tables))
     partial = torch.empty(num_tables, programs, rank, dim, dtype=torch.float32, device=device)
     d = torch.empty_like(u)
     info = metadata(factors, places)
-    _basis_kernel[(programs, num_tables)](
+    basis_kernel[(programs, num_tables)](
         info,
         u,
         grad,
@@ -353,9 +239,10 @@ def backward(
         lookups.num_bags,
         lookups.target_stride,
         lookups.bag_stride,
-        PRECISION=_precision("tf32x3", left, grad),
-        BLOCK_N=BASIS["bags"],
-        num_warps=_warps(BASIS, factors),
+        PRECISE=precise,
+        BLOCK_N=settings["bags"],
+        num_warps=_warps(settings, triton.next_power_of_2(rank) * triton.next_power_of_2(dim), 8 * 128),
+        num_stages=1,
         **_sizes(factors, "DIM", "BLOCK_R", "BLOCK_D"),
     )
     num_rows = num_tables * num_lookups if by_lookup else sum(table[0].shape[0] for table in factors)
@@ -363,9 +250,9 @@ def backward(
     d_left, d_right = make(2, num_rows, columns, dtype=torch.float32, device=device).unbind(0)
     d_scale = torch.empty(num_lookups, dtype=torch.float32, device=device) if needs_scale else None
     values = lookups.values
-    if num_lookups:
+    with beside(device) as scatter:
         programs = max(1, min(triton.cdiv(num_lookups, SCATTER["lookups"]), SCATTER["programs"] // num_tables))
-        _scatter_kernel[(programs, num_tables)](
+        scatter_kernel[(programs, num_tables)](
             info,
             values,
             values if lookups.bag_of is None else lookups.bag_of,
@@ -386,7 +273,9 @@ def backward(
             num_warps=SCATTER["num_warps"],
             **_sizes(factors, "COLUMNS", "BLOCK_C"),
         )
-    return Gradients(d_left, d_right, partial.sum(1), d_scale)
+    d_basis = partial.sum(1)
+    scatter.join()
+    return Gradients(d_left, d_right, d_basis, d_scale)
 
 
 def sum_by_row(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:

@@ -70,8 +70,8 @@ def _pool_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _place_kernel(  # type: ignore[no-untyped-def]
-    storage, values, info, rows, out, num_lookups, source_stride, sample_stride, out_columns, dim,
-    COLUMNS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
+    storage, values, info, out, num_lookups, source_stride, sample_stride, out_columns, dim, COLUMNS: tl.constexpr,
+    BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     lookup = tl.program_id(0).to(tl.int64) * BLOCK_L + tl.arange(0, BLOCK_L)
     inside = lookup < num_lookups
@@ -82,7 +82,6 @@ def _place_kernel(  # type: ignore[no-untyped-def]
     start = tl.load(line + 2, mask=inside, other=0)
     number = tl.load(values + source * source_stride + sample * sample_stride, mask=inside, other=0).to(tl.int64)
     row = start + number
-    tl.store(rows + lookup, row.to(rows.dtype.element_ty), mask=inside)
     column = tl.arange(0, BLOCK_D)
     mask = inside[:, None] & (column < dim)[None, :]
     vectors = tl.load(storage + row[:, None] * dim + column[None, :], mask=mask)
@@ -107,24 +106,22 @@ def _number_kernel(  # type: ignore[no-untyped-def]
     tl.store(rows + lookup, row.to(rows.dtype.element_ty), mask=inside)
 
 
-def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> Tensor:
+def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> None:
     """Write rows of `storage` [R, D] for ids `values` [F, B] into columns of `out` [B, F', D], in its type.
 
     A line (source, target, start) of `info` [n, 3] says: for ids of `values[source]`, write row `start + id` to
-    `out[:, target]`. Other columns are left alone. Returns the row numbers [B, n].
+    `out[:, target]`. Other columns are left alone.
     """
-    size, (num_rows, dim) = values.shape[1], storage.shape
-    rows = torch.empty(size, len(info), dtype=torch.int32 if num_rows < 2**31 else torch.int64, device=out.device)
-    if rows.numel():
+    num_lookups, dim = values.shape[1] * len(info), storage.shape[1]
+    if num_lookups:
         block_d = triton.next_power_of_2(dim)
         block_l = max(1, ELEMENTS // block_d)
-        _place_kernel[(triton.cdiv(rows.numel(), block_l),)](
+        _place_kernel[(triton.cdiv(num_lookups, block_l),)](
             storage,
             values,
             info,
-            rows,
             out,
-            rows.numel(),
+            num_lookups,
             *values.stride(),
             out.shape[1],
             dim,
@@ -133,7 +130,6 @@ def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> Tensor:
             BLOCK_D=block_d,
             num_warps=4,
         )
-    return rows
 
 
 def row_numbers(values: Tensor, info: Tensor, num_others: int, num_rows: int) -> Tensor:

@@ -26,6 +26,9 @@ class RowGradient:
     """[L] int64, the bag each lookup went into; lookup l went into bag l when None."""
     weights: Tensor | None = None
     """[L], how much each lookup counted; 1 when None."""
+    sorted: tuple[Tensor, Tensor] | None = None
+    """The ids in ascending order and the bag that each of their lookups went into, where whoever made this has sorted
+    them; there are no `weights` then."""
 
 
 def join(gradients: Sequence[RowGradient]) -> RowGradient:

@@ -30,6 +30,26 @@ TILES = {
 
 
 @triton.jit
+def _first_slices(core1, place1, part, inner, r1, inside):  # type: ignore[no-untyped-def]
+    """Columns `inner` of the first slices at `place1`, a line for each of their d1 parts: [prefixes * d1, inner]."""
+    mask = inside[:, None] & (inner < r1)[None, :]
+    return tl.load(core1 + (place1 + part * r1)[:, None] + inner[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _last_slices(core3, place3, digit, inner, r2, inside, D3: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Lines `inner` of the last slices at `place3`, a column for each of their d3 digits: [inner, ids * d3]."""
+    mask = inside[None, :] & (inner < r2)[:, None]
+    return tl.load(core3 + (place3 + digit)[None, :] + (inner * D3)[:, None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _places(rows, id, part, digit, D12: tl.constexpr, D3: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the numbers of rows `id` lie: [d1*d2, ids * d3]."""
+    return rows + id.to(tl.int64)[None, :] * (D12 * D3) + (part * D3)[:, None] + digit[None, :]
+
+
+@triton.jit
 def _prefixes_kernel(  # type: ignore[no-untyped-def]
     core1, core2, slices2, starts, first, products, STRIDE, NUM_SPLITS,
     D1: tl.constexpr, D1P: tl.constexpr, D2: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -54,11 +74,7 @@ def _prefixes_kernel(  # type: ignore[no-untyped-def]
         total = tl.zeros([BLOCK_P * D1P, BLOCK_N], dtype=tl.float32)
         for k in range(0, R1, BLOCK_K):
             inner = k + tl.arange(0, BLOCK_K)
-            left = tl.load(
-                core1 + (place1 + part * r1)[:, None] + inner[None, :],
-                mask=inside[:, None] & (inner < r1)[None, :],
-                other=0.0,
-            )
+            left = _first_slices(core1, place1, part, inner, r1, inside)
             right = tl.load(
                 core2 + place2 + inner[:, None] * width + column[None, :],
                 mask=(inner < r1)[:, None] & (column < width)[None, :],
@@ -99,14 +115,10 @@ def _rows_kernel(  # type: ignore[no-untyped-def]
                     mask=(part < D12)[:, None] & (inner < r2)[None, :],
                     other=0.0,
                 )
-                right = tl.load(
-                    core3 + (place3 + digit)[None, :] + (inner * D3)[:, None],
-                    mask=inside[None, :] & (inner < r2)[:, None],
-                    other=0.0,
-                )
+                right = _last_slices(core3, place3, digit, inner, r2, inside, D3)
                 total = tl.dot(left, right, total, input_precision=PRECISION)
-            out = rows + id.to(tl.int64)[None, :] * (D12 * D3) + (part * D3)[:, None] + digit[None, :]
-            tl.store(out, total, mask=inside[None, :] & (part < D12)[:, None])
+            places = _places(rows, id, part, digit, D12, D3)
+            tl.store(places, total, mask=inside[None, :] & (part < D12)[:, None])
         prefix += tl.num_programs(0)
 
 
@@ -136,16 +148,9 @@ def _grad_prefixes_kernel(  # type: ignore[no-untyped-def]
             id = start + column // D3P
             inside = (id < end) & (digit < D3)
             place3 = tl.load(last + id, mask=inside, other=0)
-            right = tl.load(
-                core3 + (place3 + digit)[None, :] + (inner * D3)[:, None],
-                mask=inside[None, :] & (inner < r2)[:, None],
-                other=0.0,
-            )
-            grad = tl.load(
-                grad_rows + id.to(tl.int64)[None, :] * (D12 * D3) + (part * D3)[:, None] + digit[None, :],
-                mask=inside[None, :] & (part < D12)[:, None],
-                other=0.0,
-            )
+            right = _last_slices(core3, place3, digit, inner, r2, inside, D3)
+            places = _places(grad_rows, id, part, digit, D12, D3)
+            grad = tl.load(places, mask=inside[None, :] & (part < D12)[:, None], other=0.0)
             total = tl.dot(grad, tl.trans(right), total, input_precision=PRECISION)
             of_last = tl.dot(tl.trans(product), grad, input_precision=PRECISION)
             out = grad_last + id.to(tl.int64)[None, :] * LAST_STRIDE + (inner * D3)[:, None] + digit[None, :]
@@ -178,11 +183,7 @@ def _grad_middle_kernel(  # type: ignore[no-untyped-def]
         prefix = start + row // D1P
         inside = (prefix < end) & (part < D1)
         place1 = tl.multiple_of(tl.load(first + prefix, mask=inside, other=0), ALIGNED)
-        left = tl.load(
-            core1 + (place1 + part * r1)[:, None] + inner[None, :],
-            mask=inside[:, None] & (inner < r1)[None, :],
-            other=0.0,
-        )
+        left = _first_slices(core1, place1, part, inner, r1, inside)
         grad = tl.load(
             grad_products + prefix.to(tl.int64)[:, None] * STRIDE + (part * width)[:, None] + column[None, :],
             mask=inside[:, None] & (column < width)[None, :],

@@ -121,7 +121,8 @@ class _Curve:
     def __init__(self, measured: Mapping[str, float]):
         points = sorted((float(size), seconds) for size, seconds in measured.items())
         self.sizes = np.array([size for size, _ in points])
-        seconds = np.maximum.accumulate([seconds for _, seconds in points])  # a larger message is never faster
+        # A smaller message is never slower: what disturbs a measurement makes it longer.
+        seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
         self.latency = 0.0
         if len(points) > 1:
             each = (seconds[1] - seconds[0]) / (self.sizes[1] - self.sizes[0])

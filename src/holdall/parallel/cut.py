@@ -54,7 +54,7 @@ class Cut:
     @property
     def sent(self) -> dict[str, float]:
         """Bytes that a process sends in a step, by kind."""
-        return sent_by_kind(list(self.messages))
+        return sent_by_kind(self.messages)
 
     def shares(self) -> dict[str, float]:
         """Each kind's share of the seconds; of the bytes where links were not measured."""

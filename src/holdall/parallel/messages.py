@@ -15,7 +15,7 @@ To these come the dense gradients, and a few whole numbers (`sizes`) that say ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import NormalDist
 from typing import Any
 
@@ -150,7 +150,7 @@ def _all_gather(kind: str, num_bytes: float, world_size: int) -> Message:
     return Message(kind, "all_gather", num_bytes, num_bytes * wire_share("all_gather", world_size))
 
 
-def sent_by_kind(messages: list[Message]) -> dict[str, float]:
+def sent_by_kind(messages: Iterable[Message]) -> dict[str, float]:
     """Bytes that a process sends, by kind, on average."""
     found: dict[str, float] = {}
     for message in messages:

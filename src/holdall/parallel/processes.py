@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from holdall.errors import ConfigError, HoldallError, ProcessError
+from holdall.parallel.addresses import cure, prepare_addresses
 
 Result = TypeVar("Result")
 
@@ -145,7 +146,8 @@ def joined(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
         _start("nccl" if device.type == "cuda" else "gloo", rank, world_size, limit)
     processes = Processes(rank, world_size, device, timeout)
     try:
-        processes.groups["control"] = dist.new_group(backend="gloo", timeout=limit * PATIENCE)
+        with _meeting(rank, world_size):
+            processes.groups["control"] = dist.new_group(backend="gloo", timeout=limit * PATIENCE)
         yield processes
     except BaseException:
         processes.groups.clear()
@@ -159,31 +161,23 @@ def joined(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
 
 
 def _start(backend: str, rank: int, world_size: int, limit: datetime.timedelta) -> None:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    try:
+    with _meeting(rank, world_size):
         socket.getaddrinfo(os.environ["MASTER_ADDR"], None)  # torch would try until the timeout
+        prepare_addresses()
         dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=limit)
+
+
+@contextmanager
+def _meeting(rank: int, world_size: int) -> Iterator[None]:
+    """Say in a sentence why this process cannot meet the others."""
+    try:
+        yield
+    except ProcessError:
+        raise
     except (RuntimeError, ValueError, OSError) as error:
-        text = str(error).splitlines()[0]
-        raise ProcessError(f"rank {rank} cannot join the others at {where}: {_cure(text, rank, world_size)}") from error
-
-
-def _cure(text: str, rank: int, world_size: int) -> str:
-    """What is wrong with an address, port or interface, from torch's own words."""
-    lowered = text.lower()
-    if "eaddrinuse" in lowered or "address already in use" in lowered:
-        return "the port is taken on this host: choose another one (torchrun --master-port)"
-    if "name or service not known" in lowered or "name resolution" in lowered or "hostname" in lowered:
-        return "the name of that host is not known here: give its address (torchrun --master-addr)"
-    if "unable to find address for" in lowered or "ifname" in lowered or "interface" in lowered:
-        names = ", ".join(name for _, name in socket.if_nameindex())
-        return f"GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME must name an interface of this host, one of {names} ({text})"
-    if "timed out" in lowered or "timeout" in lowered or "refused" in lowered:
-        return (
-            f"not all {world_size} processes came ({text}): is rank 0 running, is the port open, and were all started "
-            f"with the same address, port and number of processes?"
-        )
-    return text
+        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ProcessError(f"rank {rank} cannot join the others at {where}: {cure(text, world_size)}") from error
 
 
 def _environment() -> tuple[int, int, int]:

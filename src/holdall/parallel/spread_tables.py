@@ -21,7 +21,7 @@ from holdall.bags import module_name
 from holdall.batch import Batch, Ids
 from holdall.models.model import Model
 from holdall.parallel.collectives import Collectives
-from holdall.parallel.cut import Cut, choose_cut
+from holdall.parallel.cut import Cut, choose_cut, cold_work
 from holdall.parallel.data_parallel import DataParallel
 from holdall.parallel.row_exchange import exchange_row_gradients
 from holdall.parallel.table_wise import TableWiseBags, deal_tables
@@ -34,6 +34,7 @@ from holdall.tiers.place import move_dense_part
 from holdall.training.copy_ahead import copied_ahead
 from holdall.training.hot_batches import Segment
 from holdall.training.optimizers import Optimizers, RowGroup, state_bytes_per_row
+from holdall.training.packed_inputs import PacksHotInputs
 
 
 class SpreadTables(DataParallel):
@@ -55,32 +56,38 @@ class TwoFoldTables(SpreadTables):
         model = self.config.build_model(self.data.schema, dense_device="meta")
         move_dense_part(model, self.device)
         packed = {name for pack in model.bags.packs for name in pack.tables}
-        for name in dict.fromkeys(model.bags.features.values()):
-            if name not in packed:
-                model.bags.table(name).to(self.device)
+        everything = {name: model.bags.table(name).num_rows for name in dict.fromkeys(model.bags.features.values())}
+        for name in everything.keys() - packed:
+            model.bags.table(name).to(self.device)
         self.hot_rows = self._choose_hot_rows(model, packed)
+        self.limits = {**everything, **self.hot_rows}  # compressed tables are here as a whole
         self.shared = two_fold(model.bags, self.hot_rows, self.collectives, self.device)
         return model
 
     def _choose_hot_rows(self, model: Model, packed: set[str]) -> dict[str, int]:
         config, dim = self.config, model.bags.dim
-        counts = {name: counts for name, counts in self._lookups().items() if name in packed}
-        if not counts:
+        tables = {name: model.bags.table(name).num_rows for name in packed}
+        if not tables:
             return {}  # `two_fold` says what is wrong
-        limits = ranked_rows(self.data.schema)
+        counts = {name: counts for name, counts in self._lookups().items() if name in packed}
+        limits, world_size = ranked_rows(self.data.schema), self.processes.world_size
+        self.row_bytes = row_bytes = dim * 4 + state_bytes_per_row(config.optimizer_config(), dim)
         if config.hot_bytes is not None:
-            row_bytes = dim * 4 + state_bytes_per_row(config.optimizer_config(), dim)
             return hot_rows(counts, row_bytes, parse_bytes(config.hot_bytes), at_most=limits)
-        links = None if config.hardware is None else Hardware.load(config.hardware).collectives
+        hardware = None if config.hardware is None else Hardware.load(config.hardware)
         self.cut = choose_cut(
             counts,
             len(self.data),
             row_bytes=dim * 4,
-            batch_size=max(1, config.batch_size // self.processes.world_size),
-            world_size=self.processes.world_size,
-            links=links,
+            batch_size=max(1, config.batch_size // world_size),
+            world_size=world_size,
+            links=None if hardware is None else hardware.collectives,
+            budget=sum(tables.values()) * row_bytes // world_size,  # no more than a process has of the others
+            held_bytes=row_bytes,
+            **({} if hardware is None else cold_work(hardware, row_bytes)),
         )
-        return {name: min(rows, limits.get(name, rows)) for name, rows in self.cut.hot_rows.items()}
+        chosen = {name: min(rows, limits.get(name, rows)) for name, rows in self.cut.hot_rows.items()}
+        return self.processes.first(lambda: chosen)  # hosts may have files of their own
 
     def attach(self, optimizers: Optimizers) -> None:
         super().attach(optimizers)
@@ -132,12 +139,18 @@ class TwoFoldTables(SpreadTables):
     def describe(self) -> str | None:
         rows = sum(table.num_rows for pack in self.shared.packs for table in pack.tables.values())
         hot = sum(self.hot_rows.values())
-        text = f"two-fold: {hot:,} of {rows:,} rows on every process, the others on one of {self.processes.world_size}"
-        if self.cut is None:
-            return text
-        shares = ", ".join(f"{kind.replace('_', ' ')} {share:.0%}" for kind, share in self.cut.shares().items())
-        of = "bytes" if self.cut.seconds is None else "time"
-        return f"{text} ({self.cut.reason}; expected {of} of the exchange: {shares})"
+        if self.cut is not None:
+            return f"two-fold: {self.cut.describe()}"
+        return f"two-fold: {hot:,} of {rows:,} rows on every process, each of the others on one"
+
+
+class TwoFoldHotBatches(PacksHotInputs, TwoFoldTables):
+    """`hot-batches` of several processes: as `two-fold`, with inputs that need hot rows only in batches of their own,
+    for which nothing but gradients is exchanged."""
+
+    def _enter_hot(self, batch: Batch, moved: Batch) -> None:
+        self.collectives.step += 1
+        self.shared.enter_hot(len(batch))
 
 
 class TableWise(SpreadTables):

@@ -11,6 +11,7 @@ from pathlib import Path
 from holdall.environment import versions
 from holdall.files import refuse_existing
 from holdall.parallel.processes import Processes, RankLog
+from holdall.parallel.shared_folder import check_shared
 from holdall.popularity.profile import fingerprint
 from holdall.schema import Schema
 from holdall.training.config import TrainConfig
@@ -21,9 +22,9 @@ OWN_SETTINGS = ("device", "kernels")
 
 @contextmanager
 def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
-    """Let rank 0 see that the run folder is free; every rank of several logs to `rank-N.log` there.
+    """Let rank 0 see that the run folder is free, and all ranks that they share it.
 
-    What ends the block with an error is written down too.
+    Every rank of several logs to `rank-N.log` there. What ends the block with an error is written down too.
     """
 
     def free() -> None:
@@ -34,6 +35,7 @@ def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite:
     if processes.world_size == 1:
         yield None
         return
+    check_shared(out, processes)
     notes = RankLog(out, processes.rank)
     with notes.errors():
         notes.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")

@@ -1,4 +1,4 @@
-"""The strategies that several processes can follow, by name."""
+"""The strategies by name: those of one process, and those that several follow."""
 
 from __future__ import annotations
 
@@ -6,30 +6,44 @@ from holdall.errors import ConfigError
 from holdall.parallel.data_parallel import DataParallel
 from holdall.parallel.local import Local
 from holdall.parallel.processes import Processes
-from holdall.parallel.spread_tables import TableWise, TwoFoldTables
+from holdall.parallel.spread_tables import TableWise, TwoFoldHotBatches, TwoFoldTables
 from holdall.training.config import TrainConfig
-from holdall.training.strategy import STRATEGIES, Strategy
+from holdall.training.packed_inputs import HotBatchesStrategy
+from holdall.training.strategy import HostTables, Split, Strategy
 
-PARALLEL: dict[str, type[Strategy]] = {
+ALONE: dict[str, type[Strategy]] = {
+    "plain": Strategy,
+    "host": HostTables,
+    "split": Split,
+    "hot-batches": HotBatchesStrategy,
+    "data-parallel": DataParallel,
+    "local": Local,
+    "two-fold": Strategy,
+    "table-wise": Strategy,
+}
+"""Of one process, to whom nothing is to be dealt out."""
+TOGETHER: dict[str, type[Strategy]] = {
     "data-parallel": DataParallel,
     "two-fold": TwoFoldTables,
+    "hot-batches": TwoFoldHotBatches,
     "table-wise": TableWise,
     "local": Local,
 }
-SPREAD = ("two-fold", "table-wise")
-"""Those that are `plain` with one process."""
 
 
 def find_strategy(config: TrainConfig, processes: Processes) -> type[Strategy]:
     """The strategy of a run; those of one process are refused where there are several."""
-    if config.strategy in SPREAD and processes.world_size == 1:
-        return STRATEGIES["plain"]
-    if config.strategy in PARALLEL:
-        return PARALLEL[config.strategy]
-    if processes.world_size > 1:
+    if processes.world_size == 1:
+        return ALONE[config.strategy]
+    if config.plan is not None or config.strategy not in TOGETHER:
         given = f"--plan {config.plan}" if config.plan is not None else f"--strategy {config.strategy}"
         raise ConfigError(
             f"{given} is for one process, and there are {processes.world_size}: use --strategy "
-            f"{', '.join(PARALLEL)}, or start without torchrun"
+            f"{', '.join(TOGETHER)}, or start without torchrun"
         )
-    return STRATEGIES[config.strategy]
+    if config.strategy == "hot-batches" and (config.tail != "host" or config.prefetch > 1):
+        raise ConfigError(
+            "--strategy hot-batches of several processes keeps rows in memory and fetches one step ahead at most: "
+            "leave --tail out, and --prefetch at 0 or 1"
+        )
+    return TOGETHER[config.strategy]

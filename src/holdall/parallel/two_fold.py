@@ -43,6 +43,11 @@ class TwoFold:
         for pack in self.packs:
             pack.bring(pack.request(ids, self.bags.features), learns=learns)
 
+    def enter_hot(self, num_samples: int) -> None:
+        """Say that the next batch looks up hot rows alone, on every process: nothing is fetched for it."""
+        for pack in self.packs:
+            pack.enter_hot(num_samples)
+
     def steps(
         self,
         batches: Iterator[tuple[Batch, Batch]],

@@ -38,6 +38,8 @@ class Request:
     of: list[int]
     """How many of them each process asked for."""
     num_samples: int
+    looked_up: tuple[Tensor, Tensor, Tensor] | None = None
+    """With one id a feature: the ids [F, B], which of them are cold, and the place of each cold one in `keys`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Working:
     places: Tensor
     """[N] the place of each row of `request.wanted`."""
     learns: bool
+    all_hot: bool = False
+    """Whether no process needs any cold row for this step."""
 
 
 class TwoFoldPack(DensePack):
@@ -117,6 +121,12 @@ class TwoFoldPack(DensePack):
 
     def locate(self, ids: Tensor, names: Sequence[str], which: Tensor | None = None) -> Tensor:
         hot, near, number = self.shards.columns(names, ids.device)
+        known = None if self.working is None else self.working.request.looked_up
+        if known is not None and _same_view(known[0].t(), ids):
+            values, is_cold, places = known
+            located = near[:, None] + values
+            located[is_cold] = self._fetched_start + places
+            return located.t()
         if which is not None:
             hot, near, number = hot[which], near[which], number[which]
         found = near + ids
@@ -155,13 +165,17 @@ class TwoFoldPack(DensePack):
             which = torch.repeat_interleave(torch.tensor([p.numel() for p in pieces], device=ids.values.device))
             values, hot, number = torch.cat(pieces), hot[which], number[which]
         is_cold = values >= hot
-        keys = torch.unique(self.shards.keys((values.long() - hot)[is_cold], number[is_cold]))
+        keys, places = torch.unique(
+            self.shards.keys((values.long() - hot)[is_cold], number[is_cold]), return_inverse=True
+        )
         owner, local = keys // self.shards.stride, keys % self.shards.stride
         to = torch.bincount(owner, minlength=collectives.world_size).tolist()
         of = collectives.exchange_sizes(to)
         narrow = torch.int32 if self.shards.stride < 2**31 else torch.int64
         wanted = collectives.all_to_all(local.to(narrow), to, of, kind="cold_ids").cpu().long()
-        return Request(keys, to, wanted, of, ids.batch_size)
+        whole = ids.offsets is None and len(positions) == ids.num_features
+        looked_up = (ids.values, is_cold, places) if whole else None
+        return Request(keys, to, wanted, of, ids.batch_size, looked_up)
 
     @property
     def busy(self) -> Tensor:
@@ -202,6 +216,14 @@ class TwoFoldPack(DensePack):
             fetched[missing.to(self.device)] = rows.to(self.device)
             fetched[early.here.to(self.device)] = early.rows.to(self.device)
         self.working = working
+
+    def enter_hot(self, num_samples: int) -> None:
+        """In the place of `bring`, for a step that needs hot rows alone on every process."""
+        self.finish()
+        nothing, nobody = torch.empty(0, dtype=torch.int64), [0] * self.collectives.world_size
+        request = Request(nothing, nobody, nothing, nobody, num_samples)
+        here = nothing.to(self.device)
+        self.working = Working(request, here, nothing, here, learns=True, all_hot=True)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -252,9 +274,11 @@ class TwoFoldPack(DensePack):
         sums = sums * scale
         hot = self._sum_hot(rows[:num_hot], sums[:num_hot], [touched for touched, _, _ in told])
         some_missing = any(missing for _, missing, _ in told)
-        cold = self._send_cold(rows[num_hot:] - self._fetched_start, sums[num_hot:], some_missing)
         self.gradients.clear()
-        ids, grads = (torch.cat(parts) for parts in zip(hot, cold, strict=True))
+        ids, grads = hot
+        if not working.all_hot:
+            cold = self._send_cold(rows[num_hot:] - self._fetched_start, sums[num_hot:], some_missing)
+            ids, grads = (torch.cat(parts) for parts in zip(hot, cold, strict=True))
         if ids.numel():
             self.gradients.append(RowGradient(ids, grads))
 
@@ -397,3 +421,8 @@ class SpreadTensor:
 def _counts(chosen: Tensor, sizes: Sequence[int]) -> list[int]:
     """How many are chosen of each of the parts of these sizes."""
     return [int(part.sum()) for part in chosen.split(list(sizes))]
+
+
+def _same_view(one: Tensor, other: Tensor) -> bool:
+    """Whether both show the same numbers, by where these lie and not by what they are."""
+    return one.shape == other.shape and one.stride() == other.stride() and one.data_ptr() == other.data_ptr()

@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
 from holdall.placement.hardware import Cost, Line
+
+COLD_BYTES = 1 << 25
+"""Bytes that are written to between two runs: as many as a large cache holds."""
+
+
+@cache
+def _elsewhere() -> torch.Tensor:
+    return torch.zeros(COLD_BYTES // 4)
 
 
 @dataclass(frozen=True)
@@ -22,12 +31,15 @@ class Clock:
     budget: float = 0.2
     """Seconds after which no further repeat is started."""
     now: Callable[[], float] = time.perf_counter
+    cold: bool = False
+    """Whether a CPU's caches hold something else before each run, as the rest of a step leaves them."""
 
     def __call__(self, run: Callable[..., Any], prepare: Callable[[], Any] | None = None) -> float:
         """Median seconds of `run`, without those of `prepare`, whose result it is given."""
         taken: list[float] = []
         while self.goes_on(taken):
             given = () if prepare is None else (prepare(),)
+            self.cool()
             self.wait()
             start = self.now()
             run(*given)
@@ -38,6 +50,11 @@ class Clock:
     def goes_on(self, taken: Sequence[float]) -> bool:
         """Whether to repeat once more; the first one does not count."""
         return len(taken) <= self.repeats and (len(taken) < 3 or sum(taken) < self.budget)
+
+    def cool(self) -> None:
+        """Put other things into the caches."""
+        if self.cold and self.device.type == "cpu":
+            _elsewhere().add_(1.0)
 
     def wait(self) -> None:
         if self.device.type == "cuda":

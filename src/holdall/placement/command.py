@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
+from holdall.errors import ConfigError
 from holdall.placement.explain import explain_table, show_explanation
 from holdall.placement.hardware import Hardware, HardwareWarning, default_path
 from holdall.placement.inputs import PlanConfig, config_of, find_limits, find_lookups, make_problem
@@ -33,6 +34,7 @@ def run_plan(
     schema = Schema.load(data)
     given = None if edited is None else Plan.load(edited)
     if given is not None:
+        _refuse_settings(config, edited)
         given.check(schema)
         config = config_of(given)
     rates = hardware_here(hardware)
@@ -57,9 +59,25 @@ def run_plan(
         if explain is not None:
             show_explanation(explain_table(made, explain, problem, limits), made)
     if out is not None:
-        made.save(out)
-        print(f"wrote {out}; next: holdall train {data} --plan {out}", file=sys.stderr)
+        try:
+            made.save(out)
+        except OSError as error:
+            raise ConfigError(f"{out} cannot be written ({error.strerror}): name another file") from None
+        following = f"holdall train {data} --out run --plan {out}"
+        if made.world_size > 1:
+            following = (
+                f"torchrun --nproc-per-node {made.world_size} -m holdall train {data} --out run --strategy two-fold"
+            )
+        print(f"wrote {out}; next: {following}", file=sys.stderr)
     return made
+
+
+def _refuse_settings(config: PlanConfig, edited: Path | None) -> None:
+    """An edited plan has its own settings: those given beside it would be left out in silence."""
+    for field in fields(config):
+        if getattr(config, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise ConfigError(f"{flag} does not go with --edited: change it in {edited}, or plan anew without --edited")
 
 
 def hardware_here(given: Path | None) -> Hardware:

@@ -7,17 +7,26 @@ the shorter one. Nothing here is fitted to a plan; every number comes from `Hard
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdall.errors import ConfigError
-from holdall.placement.hardware import Cost, Hardware, Interaction, Layer, Line, TableCost, by_size, interpolate
+from holdall.parallel.cost import Links
+from holdall.parallel.messages import dense_message, two_fold_messages
+from holdall.placement.gather_path import PINNED
+from holdall.placement.hardware import Cost, Hardware, Interaction, Layer, Line, by_size, interpolate
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
+from holdall.placement.table_cost import chain_of, swept, table_costs
 from holdall.placement.work import DenseWork
-from holdall.tables import Dense, Frobenius, HotCold, Method, TensorRing, TensorTrain, method_from_json
+from holdall.tables import Dense, HotCold, Method
+from holdall.tiers.far_rows import RESIDENT_BYTES
 from holdall.training.optimizers import OptimizerConfig, state_bytes_per_row
+
+FAULT_AROUND = 1 << 16
+"""Bytes of a file around a page that is read which Linux maps with it, where they are in its memory (its default)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,33 +71,49 @@ class Problem:
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
-    def table_costs(self, method: Method, *, host: bool = False) -> tuple[Cost, Cost]:
-        """Lookup, and backward with update, of a table of this method and the problem's dim."""
+    def table_costs(self, method: Method, *, host: bool = False, num_rows: int | None = None) -> tuple[Cost, Cost]:
+        """Lookup, and backward with update, of a table of this method, the problem's dim and so many rows."""
         key = (str(method.to_json()), host)
         if key not in self._costs:
             known = self.hardware.host_tables if host else self.hardware.tables
-            self._costs[key] = _table_costs(known, method, self.dim, self.optimizer)
-        return self._costs[key]
+            self._costs[key] = table_costs(known, method, self.dim, self.optimizer)
+        lookup, update = self._costs[key]
+        if num_rows is None or self.hardware.device != "cpu":
+            return lookup, update
+        size = swept(self.hardware.tables, method, num_rows, self.dim)
+        return replace(lookup, base=lookup.base * size), replace(update, base=update.base * size)
 
     def row_seconds(self, tier: str) -> float:
         """What one far row costs a step when it has to be brought from a tier and sent back."""
         return self.fetch_seconds(1.0, tier, base=False) + self.send_back_seconds(1.0, tier, base=False)
 
     def fetch_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
-        """Gathering rows and their state from a tier, and handing them to the device."""
-        copy = self.hardware.copy.get("to_device_pinned", Line())  # a CPU gathers straight into the room
-        return self._moved_seconds(self.hardware.gather[tier], copy, rows, base)
+        """Gathering rows and their state from a tier, handing them to the device and giving them their beginnings."""
+        return self._moved_seconds("read", rows, tier, base)
 
     def send_back_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
-        copy = self.hardware.copy.get("to_host_pinned", Line())
-        return self._moved_seconds(self.hardware.scatter[tier], copy, rows, base)
+        return self._moved_seconds("write", rows, tier, base)
 
-    def _moved_seconds(self, lines: Mapping[str, Line], copy: Line, rows: float, base: bool) -> float:
+    def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
+        rates = self.hardware.gather if way == "read" else self.hardware.scatter
+        copies = self.hardware.copy
+        copy = copies.get("to_device_pinned" if way == "read" else "to_host_pinned", Line())  # a CPU copies nothing
         total = 0.0
         for width in self.moved_bytes:
-            line = _line_at(lines, width)
-            total += rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
-        return total
+            line = _line_at(rates[tier], width)
+            seconds = rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
+            if tier == "host" and PINNED in rates:  # or a kernel of the device reaches them
+                kernel = _line_at(rates[PINNED], width)
+                seconds = min(seconds, rows * kernel.each + (kernel.base if base else 0.0))
+            total += seconds
+        begin = self.hardware.begin.get(way, Cost())
+        return total + begin.seconds(rows * self.dim, rows) - (0.0 if base else begin.base)
+
+    def fault_seconds(self, way: str) -> float:
+        """What it costs a row that the page of a file it lies on is in the system's memory, but not mapped."""
+        rates = self.hardware.gather if way == "read" else self.hardware.scatter
+        cached, mapped = (_line_at(rates[tier], self.row_bytes).each for tier in ("cached", "host"))
+        return max(0.0, cached - mapped)
 
 
 def _line_at(lines: Mapping[str, Line], width: int) -> Line:
@@ -97,79 +122,6 @@ def _line_at(lines: Mapping[str, Line], width: int) -> Line:
     sizes = [size for size, _ in points]
     nearest = min(points, key=lambda point: abs(point[0] - width))[1]
     return Line(nearest.base, interpolate(sizes, [line.each for _, line in points], width))
-
-
-def _table_costs(known: Sequence[TableCost], method: Method, dim: int, optimizer: str) -> tuple[Cost, Cost]:
-    kind = "tensor_train" if isinstance(method, TensorRing) else method.name
-    candidates = [cost for cost in known if cost.method["method"] == kind]
-    if isinstance(method, Dense):
-        candidates = [cost for cost in candidates if cost.optimizer == optimizer]
-    elif not candidates:  # not among those that are measured: the dearest that have no chain of products
-        candidates = [c for c in known if c.method["method"] in ("frobenius", "robe", "memcom", "mixed_dimension")]
-    if not candidates:
-        raise ConfigError(
-            f"the hardware file has no rate for {method.name} tables with {optimizer}: measure again with "
-            f"`holdall hardware`"
-        )
-    if isinstance(method, TensorTrain | TensorRing):  # counted in products, whatever its rank and dim
-
-        def distance(cost: TableCost) -> float:
-            return abs(math.log(cost.method["rank"] / method.rank)) + abs(math.log(cost.dim / dim))
-
-        nearest = min(candidates, key=distance)
-        return nearest.lookup, nearest.update
-    settings = candidates[0].method
-    factor = 1.0
-    if isinstance(method, Frobenius):
-        factor = _products(method, dim) / _products(method_from_json(settings), dim)
-    candidates = [cost for cost in candidates if cost.method == settings]
-    return (
-        _at_dim(candidates, dim, lambda cost: cost.lookup).scaled(factor),
-        _at_dim(candidates, dim, lambda cost: cost.update).scaled(factor),
-    )
-
-
-def _at_dim(costs: Sequence[TableCost], dim: int, which: Callable[[TableCost], Cost]) -> Cost:
-    """Between measured dims on a straight line; beyond them, in proportion to the dim."""
-    ordered = sorted(costs, key=lambda cost: cost.dim)
-    if dim >= ordered[-1].dim:
-        return which(ordered[-1]).scaled(dim / ordered[-1].dim)
-    if dim <= ordered[0].dim:
-        return which(ordered[0])
-    above = next(place for place, cost in enumerate(ordered) if cost.dim >= dim)
-    low, high = ordered[above - 1], ordered[above]
-    return which(low).between(which(high), (dim - low.dim) / (high.dim - low.dim))
-
-
-def _products(method: Method, dim: int) -> float:
-    """Multiplications of a row, by which settings of the Frobenius method are compared."""
-    return method.rank * (2 * method.terms + dim) if isinstance(method, Frobenius) else float(dim)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Products of a tensor train: those of a prefix, which ids with the same leading digits share, and of a row."""
-
-    block: int
-    """Consecutive ids that share a prefix."""
-    prefix: float
-    row: float
-
-    def products(self, prefixes: float, rows: float) -> float:
-        return prefixes * self.prefix + rows * self.row
-
-
-def chain_of(method: Method, num_rows: int, dim: int) -> Chain | None:
-    """The chain of a tensor train or ring; None for other methods."""
-    if not isinstance(method, TensorTrain | TensorRing):
-        return None
-    shapes = method.core_shapes(num_rows, dim)
-    made, prefix = float(shapes[0][1] * shapes[0][2]), 0.0
-    for _, rank, size, following in shapes[1:-1]:
-        prefix += made * rank * size * following
-        made *= size
-    last = shapes[-1]
-    return Chain(last[0], prefix, made * last[1] * last[2] * last[3])
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -189,6 +141,8 @@ class Load:
     """Those of them that are read from disk."""
     from_cache: float = 0.0
     """Those of them that lie on disk, but are still in the system's memory."""
+    samples: int = 0
+    """Samples that have those far lookups."""
 
 
 def table_load(problem: Problem, table: TablePlan, cached_rows: int = 0, crowding: float = 1.0) -> Load:
@@ -205,9 +159,9 @@ def table_load(problem: Problem, table: TablePlan, cached_rows: int = 0, crowdin
     far = known.distinct(crowded, table.hot_rows)
     far_lookups = min(lookups, crowding * lookups * (1 - known.share(table.hot_rows)))
     if table.tail != "disk":
-        return Load(lookups, distinct, far_lookups, far)
+        return Load(lookups, distinct, far_lookups, far, samples=crowded)
     uncached = known.distinct(crowded, table.hot_rows + cached_rows)
-    return Load(lookups, distinct, far_lookups, far, uncached, far - uncached)
+    return Load(lookups, distinct, far_lookups, far, uncached, far - uncached, crowded)
 
 
 def stage_seconds(
@@ -224,13 +178,14 @@ def stage_seconds(
     if dense:
         lookup, update = problem.table_costs(Dense(), host=on_host)
         lookups, distinct = (sum(getattr(loads[t.name], what) for t in dense) for what in ("lookups", "distinct"))
-        found["lookup"] += lookup.seconds(lookups, distinct)
-        found["update"] += update.seconds(lookups, distinct)
+        more = num_packs(dense, strategy) - 1
+        found["lookup"] += lookup.seconds(lookups, distinct) + more * lookup.base
+        found["update"] += update.seconds(lookups, distinct) + more * update.base
     for table in tables:
         if not isinstance(table.method, Dense):
             for stage, seconds in zip(("lookup", "update"), compressed_seconds(problem, table, on_host), strict=True):
                 found[stage] += seconds
-    if 0 < len(dense) < len(tables):
+    if num_packs(dense, strategy) + (len(dense) < len(tables)) > 1:
         numbers = problem.dim * sum(load.lookups for load in loads.values())
         found["lookup"] += problem.hardware.stack["forward"].seconds(numbers)
         found["update"] += problem.hardware.stack["backward"].seconds(numbers)
@@ -239,26 +194,65 @@ def stage_seconds(
         found["fetch"] = problem.hardware.copy["to_device"].seconds(size)
         found["send_back"] = problem.hardware.copy["to_host"].seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
-        found.update(far_seconds(problem, loads))
+        found.update(far_seconds(problem, tables, loads))
+        if dense and problem.prefetch == 0 and problem.hardware.device == "cpu":  # while they come, all are looked up
+            late = sum(load.far_lookups for load in loads.values())
+            found["lookup"] += 2 * lookup.per_lookup * late  # and these again, and put in their places
     found["dense"] = dense_seconds(problem)
     found["update"] += problem.hardware.dense_update[problem.optimizer].seconds(problem.work.num_parameters)
     if problem.world_size > 1:
-        found["communicate"] = communicate_seconds(problem, tables, loads)
+        found["communicate"] = communicate_seconds(problem, tables)
     return found
 
 
-def far_seconds(problem: Problem, loads: Mapping[str, Load]) -> dict[str, float]:
-    """Finding, fetching and sending back the rows of a step that are not hot."""
-    lookups = sum(load.lookups for load in loads.values())
-    far_lookups = sum(load.far_lookups for load in loads.values())
-    from_disk, from_cache = (sum(getattr(load, n) for load in loads.values()) for n in ("from_disk", "from_cache"))
-    from_host = sum(load.far for load in loads.values()) - from_disk - from_cache
-    found = {"find": problem.hardware.find.seconds(lookups, far_lookups), "fetch": 0.0, "send_back": 0.0}
-    for tier, rows in (("host", from_host), ("cached", from_cache), ("disk", from_disk)):
+def num_packs(dense: Sequence[TablePlan], strategy: str) -> int:
+    """How many storages dense tables lie in, each looked up and updated by itself: one a place, where they have several
+    (`tiers.place`)."""
+    return len({table.tail for table in dense}) if strategy in ("split", "hot-batches") else min(1, len(dense))
+
+
+def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> dict[str, float]:
+    """Finding, fetching and sending back the rows of a step that are not hot.
+
+    Rows of files in the system's memory take as long as others there, and the faults of the pages that are not mapped.
+    """
+    tiered = [loads[table.name] for table in tables if table.tiered]
+    lookups = sum(load.lookups for load in tiered)
+    far_lookups = sum(load.far_lookups for load in tiered)
+    from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
+    from_host = sum(load.far for load in tiered) - from_disk - from_cache
+    packs = len({table.tail for table in tables if table.tiered})
+    find = problem.hardware.find.seconds(lookups, far_lookups) + (packs - 1) * problem.hardware.find.base
+    found = {"find": find, "fetch": 0.0, "send_back": 0.0}
+    for tier, rows in (("host", from_host), ("host", from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
             found["send_back"] += problem.send_back_seconds(rows, tier)
+    if from_cache > 1e-9:
+        reads, writes = page_faults(problem, tables, loads)
+        found["fetch"] += reads * problem.fault_seconds("read")
+        found["send_back"] += writes * problem.fault_seconds("write")
     return found
+
+
+def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
+    """Pages of files that a step maps to read, and to write, them.
+
+    A page stays mapped, for all its rows, until the pack lets go of what it has mapped (`RESIDENT_BYTES`). A system
+    maps pages around one that is read, if it has them in memory, and marks each that is written.
+    """
+    on_disk = [table for table in tables if table.tail == "disk"]
+    far = sum(loads[table.name].far for table in on_disk)
+    if far <= 0:
+        return 0.0, 0.0
+    steps = max(1.0, RESIDENT_BYTES / mmap.PAGESIZE / (2 * far))  # between two times of letting go
+    found = [0.0, 0.0]
+    for table in on_disk:
+        known, samples = problem.lookups[table.name], round(loads[table.name].samples * steps)
+        for width in problem.moved_bytes:
+            for place, size in enumerate((FAULT_AROUND, mmap.PAGESIZE)):
+                found[place] += known.distinct_blocks(samples, max(1, size // width), table.hot_rows) / steps
+    return found[0], found[1]
 
 
 def compressed_seconds(problem: Problem, table: TablePlan, on_host: bool = False) -> tuple[float, float]:
@@ -276,13 +270,27 @@ def compressed_seconds(problem: Problem, table: TablePlan, on_host: bool = False
         ]
     totals = [0.0, 0.0]
     for part, of_part, distinct in parts:
-        costs = problem.table_costs(part, host=on_host and isinstance(part, Dense))
-        chain = chain_of(part, table.num_rows - (hot if part is not method else 0), problem.dim)
+        num_rows = table.num_rows - (hot if part is not method else 0)
+        costs = problem.table_costs(part, host=on_host and isinstance(part, Dense), num_rows=num_rows)
+        chain = chain_of(part, num_rows, problem.dim)
         if chain is not None:
             distinct = chain.products(known.distinct_blocks(size, chain.block, hot), distinct)
         for place, cost in enumerate(costs):
             totals[place] += cost.seconds(of_part, distinct)
+            if part is not method and isinstance(part, Dense):
+                totals[place] -= cost.base  # which is that of a pack
     return totals[0], totals[1]
+
+
+def compressed_row_seconds(problem: Problem, name: str, method: Method) -> float:
+    """Seconds by which a row of a compressed table that a step looks up costs more than one that is stored, or 0."""
+    known = problem.lookups[name]
+    distinct = known.distinct(problem.batch_size)
+    each = problem.batch_lookups(name) / distinct if distinct else 1.0
+    chain = chain_of(method, problem.tables[name], problem.dim)
+    made, stored = problem.table_costs(method), problem.table_costs(Dense())
+    seconds = sum(cost.per_lookup * each + cost.per_row * (1.0 if chain is None else chain.row) for cost in made)
+    return max(0.0, seconds - sum(cost.per_lookup * each + cost.per_row for cost in stored))
 
 
 def dense_seconds(problem: Problem) -> float:
@@ -335,8 +343,8 @@ def _on_grid(known: Mapping[tuple[int, int], float], at: tuple[int, int], growth
     return math.exp(sum(logs)) * beyond
 
 
-def communicate_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> float:
-    """All-reduce of dense and hot gradients, all-to-all of far rows and their gradients."""
+def communicate_seconds(problem: Problem, tables: Sequence[TablePlan]) -> float:
+    """What processes tell each other in a step: hot rows on all of them and the others sharded, and the dense part."""
     collectives = problem.hardware.collectives
     if collectives is None:
         raise ConfigError(
@@ -344,12 +352,19 @@ def communicate_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Ma
             f"{problem.world_size} needs: measure with "
             f"`torchrun --nproc-per-node {problem.world_size} -m holdall hardware`"
         )
-    everyone = problem.batch_size * problem.world_size
-    hot = sum(problem.lookups[t.name].distinct(everyone, 0, t.hot_rows) for t in tables if isinstance(t.method, Dense))
-    reduced = problem.work.parameter_bytes + hot * problem.row_bytes
-    far = sum(load.far for load in loads.values()) * (problem.world_size - 1) / problem.world_size
-    exchanged = far * problem.row_bytes
-    return collectives.seconds("all_reduce", reduced) + 2 * collectives.seconds("all_to_all", exchanged)
+    hot = {table.name: table.hot_rows for table in tables if isinstance(table.method, Dense)}
+    known = {name: problem.lookups[name] for name in hot}
+    size, world_size = problem.batch_size, problem.world_size
+    messages = [dense_message(dense_bytes(problem, tables), world_size)]
+    if known:
+        messages += two_fold_messages(known, hot, row_bytes=problem.row_bytes, batch_size=size, world_size=world_size)
+    return sum(Links(collectives).by_kind(messages, world_size).values())
+
+
+def dense_bytes(problem: Problem, tables: Sequence[TablePlan]) -> int:
+    """Gradients that are summed whole: of the dense part, and of compressed tables (those kept by row send less)."""
+    compressed = [table for table in tables if not isinstance(table.method, Dense)]
+    return problem.work.parameter_bytes + sum(t.method.num_bytes(t.num_rows, problem.dim) for t in compressed)
 
 
 def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str) -> float:

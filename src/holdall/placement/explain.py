@@ -11,11 +11,11 @@ from rich.console import Console
 from holdall.errors import ConfigError
 from holdall.inspection import table as new_table
 from holdall.placement.cost import Problem
+from holdall.placement.fit import shortages
 from holdall.placement.forecast import forecast
 from holdall.placement.hardware import Hardware
 from holdall.placement.inputs import config_of, find_hardware, find_limits, find_lookups, make_problem
 from holdall.placement.plan import Plan, StrategyName, TablePlan
-from holdall.placement.planner import shortages
 from holdall.popularity.profile import Profile
 from holdall.schema import Schema
 from holdall.sizes import readable_bytes
@@ -51,6 +51,9 @@ class Explanation:
     cheapest: tuple[str, float] | None
     """The table whose last hot row is worth least: what would have to give way."""
     alternatives: tuple[Alternative, ...]
+    in_memory: tuple[tuple[str, float], ...] = ()
+    """Where some tails are in memory and others on disk: this table, and the one that is worth least there or most on
+    disk, each with the rows that a step fetches of it for a megabyte of its own."""
 
 
 def explain(
@@ -82,7 +85,24 @@ def explain_table(plan: Plan, name: str, problem: Problem, limits: Mapping[str, 
         dearest=max(following.items(), key=lambda item: item[1]) if following else None,
         cheapest=min(last.items(), key=lambda item: item[1]) if last else None,
         alternatives=tuple(_alternatives(plan, entry, problem, limits)),
+        in_memory=_worth_memory(plan, entry, problem),
     )
+
+
+def _worth_memory(plan: Plan, entry: TablePlan, problem: Problem) -> tuple[tuple[str, float], ...]:
+    """What decided between memory and disk."""
+    row = problem.row_bytes + problem.state_bytes
+    worth = {
+        t.name: problem.lookups[t.name].distinct(problem.batch_size, t.hot_rows) / (t.num_rows * row / 1e6)
+        for t in plan.tables
+        if t.tail in ("host", "disk")
+    }
+    other = {"host": "disk", "disk": "host"}.get(entry.tail)
+    there = {t.name: worth[t.name] for t in plan.tables if t.tail == other}
+    if not there:
+        return ()
+    name = max(there, key=lambda n: there[n]) if other == "disk" else min(there, key=lambda n: there[n])
+    return (entry.name, worth[entry.name]), (name, there[name])
 
 
 def _row_worth(problem: Problem, table: TablePlan, row: int) -> float:
@@ -137,7 +157,9 @@ def show_explanation(found: Explanation, plan: Plan, console: Console | None = N
     if plan.forecast is None:
         raise ConfigError("the plan has no forecast to explain: make it with `holdall plan DIR --edited FILE`")
     place = {"device": "on the device", "compressed": "compressed, on the device"}.get(entry.tail, f"on {entry.tail}")
-    hot = f"{entry.hot_rows:,} of {entry.num_rows:,} rows hot, the rest {place}" if entry.tiered else place
+    kind = "hot" if entry.tiered else "exact"
+    partly = entry.tiered or 0 < entry.hot_rows < entry.num_rows
+    hot = f"{entry.hot_rows:,} of {entry.num_rows:,} rows {kind}, the rest {place}" if partly else place
     console.print(f"[bold]{entry.name}[/bold]: {hot}")
     if entry.tiered:
         console.print(f"its next hot row would save {found.next_row * 1e9:.3g} ns a step")
@@ -147,6 +169,10 @@ def show_explanation(found: Explanation, plan: Plan, console: Console | None = N
             console.print(
                 f"the hot row worth least is one of '{found.cheapest[0]}': it saves {found.cheapest[1] * 1e9:.3g} ns"
             )
+    if found.in_memory:
+        (_, mine), (rival, theirs) = found.in_memory
+        there = "in memory" if entry.tail == "disk" else "on disk"
+        console.print(f"a step fetches {mine:.3g} of its rows for each MB, and {theirs:.3g} of '{rival}', {there}")
     lines = new_table("instead", "step", "device memory", "fits")
     for other in found.alternatives:
         sign = "-" if other.device_bytes < 0 else "+"

@@ -21,19 +21,20 @@ FIND_BYTES = 34
 
 def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Plan:
     """The same choices with their forecast; `host_limit` bounds what the host keeps in memory of tables on disk."""
-    shares = _shares(plan, problem, host_limit)
-    cached, crowding, hot_share = shares
+    crowding, hot_share = _hot_batches(plan, problem)
+    far = plan.strategy not in ("plain", "host")
+    staging = staging_rows(problem, plan.tables, crowding) if far else {}
+    used = memory(plan, problem, plan.tables, staging)
+    cached = _cached_rows(plan, problem, used, host_limit)
     loads = {t.name: table_load(problem, t, cached.get(t.name, 0), crowding) for t in plan.tables}
     stages = stage_seconds(problem, plan.tables, plan.strategy, loads)
     if hot_share > 0:  # hot batches have nothing far, the others all of it
         plain = {name: Load(load.lookups, load.distinct) for name, load in loads.items()}
-        hot_stages = stage_seconds(problem, plan.tables, plan.strategy, plain)
+        hot_stages = stage_seconds(problem, plan.tables, plan.strategy, plain) | {"find": 0.0}  # nor to be found
         stages = {name: hot_share * hot_stages[name] + (1 - hot_share) * stages[name] for name in stages}
-    staging = staging_rows(problem, plan.tables, crowding) if plan.strategy not in ("plain", "host") else 0
-    tables = tuple(_with_forecast(plan, problem, table, loads[table.name]) for table in plan.tables)
     seconds = step_seconds(problem, stages, plan.strategy)
     made = Forecast(
-        memory=memory(plan, problem, tables, staging),
+        memory=used,
         seconds=stages,
         step_seconds=seconds,
         staging_rows=staging,
@@ -41,26 +42,40 @@ def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Pla
         binds=_binds(plan, stages, seconds),
         hardware=str(problem.hardware.machine.get("id")),
     )
+    tables = tuple(_with_forecast(plan, problem, table, loads[table.name]) for table in plan.tables)
     return replace(plan, tables=tables, forecast=made)
 
 
-def _shares(plan: Plan, problem: Problem, host_limit: int | None) -> tuple[dict[str, int], float, float]:
-    """Rows of tables on disk that stay in memory, how crowded far lookups are, and the share of hot batches."""
-    cached: dict[str, int] = {}
-    on_disk = [table for table in plan.tables if table.tail == "disk"]
-    if on_disk and host_limit is not None:
-        row = problem.row_bytes + problem.state_bytes
-        free = host_limit - sum(problem.tables[t.name] * row for t in plan.tables if t.tail == "host")
-        hot = sum(table.hot_rows for table in on_disk)
-        known = {table.name: problem.lookups[table.name] for table in on_disk}
-        chosen = choose_hot(known, dict.fromkeys(known, 1.0), row, max(0, free) + hot * row, problem.batch_size)
-        cached = {table.name: max(0, chosen[table.name] - table.hot_rows) for table in on_disk}
+def _hot_batches(plan: Plan, problem: Problem) -> tuple[float, float]:
+    """How crowded far lookups are, and the share of hot batches."""
     if plan.strategy != "hot-batches":
-        return cached, 1.0, 0.0
+        return 1.0, 0.0
     if problem.hot_inputs is None:
         raise ConfigError("hot batches need the data set, to see which of its inputs are hot")
     share = problem.hot_inputs({t.name: t.hot_rows if t.tiered else t.num_rows for t in plan.tables})
-    return cached, crowding_of(share), share
+    return crowding_of(share), share
+
+
+def _cached_rows(
+    plan: Plan, problem: Problem, used: Mapping[str, Mapping[str, int]], host_limit: int | None
+) -> dict[str, int]:
+    """Rows of tables on disk, after their hot ones, that stay in what the host's memory has left: the popular ones."""
+    on_disk = [table for table in plan.tables if table.tail == "disk"]
+    if not on_disk or host_limit is None:
+        return {}
+    row = problem.row_bytes + problem.state_bytes
+    free = host_limit - sum(used["host"].values())
+    if shares_memory(plan):
+        free -= sum(used["device"].values())
+    hot = sum(table.hot_rows for table in on_disk)
+    known = {table.name: problem.lookups[table.name] for table in on_disk}
+    chosen = choose_hot(known, dict.fromkeys(known, 1.0), row, max(0, free) + hot * row, problem.batch_size)
+    return {table.name: max(0, chosen[table.name] - table.hot_rows) for table in on_disk}
+
+
+def shares_memory(plan: Plan) -> bool:
+    """Whether host and device are one memory, and nobody said how much of it is the host's."""
+    return plan.device == "cpu" and plan.caps.host is None
 
 
 def crowding_of(hot_share: float) -> float:
@@ -68,9 +83,10 @@ def crowding_of(hot_share: float) -> float:
     return 1 / max(1 - hot_share, 1e-3)
 
 
-def staging_bytes(problem: Problem, staging: int, prefetch: int) -> int:
-    """The rooms of a `TieredPack` that was made ready for `staging` far rows a step, and one more for evaluation."""
-    room_rows = staging + staging // 4 + 16 if staging else 0
+def staging_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:
+    """The rooms of the `TieredPack` of every kind of tail, made ready for its far rows of a step (`staging`), and one
+    more each for evaluation."""
+    room_rows = sum(rows + rows // 4 + 16 for rows in staging.values())
     return (rooms_for(prefetch) + 1) * room_rows * (problem.row_bytes + problem.state_bytes)
 
 
@@ -79,47 +95,47 @@ def find_bytes(problem: Problem) -> int:
     return FIND_BYTES * math.ceil(sum(problem.batch_lookups(name) for name in problem.tables))
 
 
-def staging_rows(problem: Problem, tables: Sequence[TablePlan], crowding: float = 1.0) -> int:
-    """Room for the far rows of a step: six deviations above the mean, and no more than there are or are looked up."""
+def staging_rows(problem: Problem, tables: Sequence[TablePlan], crowding: float = 1.0) -> dict[str, int]:
+    """Room for the far rows of a step, by where they come from: six deviations above the mean, and no more than there
+    are or are looked up."""
     size = round(problem.batch_size * crowding)
-    mean = variance = most = 0.0
+    sums: dict[str, list[float]] = {}
     for table in tables:
         if table.tiered:
             known = problem.lookups[table.name]
-            mean += known.distinct(size, table.hot_rows)
-            variance += known.variance(size, table.hot_rows)
-            most += min(table.num_rows - table.hot_rows, math.ceil(problem.batch_lookups(table.name)))
-    return max(1, min(math.ceil(mean + 6 * math.sqrt(variance)), round(most)))
+            parts = sums.setdefault(table.tail, [0.0, 0.0, 0.0])
+            parts[0] += known.distinct(size, table.hot_rows)
+            parts[1] += known.variance(size, table.hot_rows)
+            parts[2] += min(table.num_rows - table.hot_rows, math.ceil(problem.batch_lookups(table.name)))
+    return {
+        tail: max(1, min(math.ceil(mean + 6 * math.sqrt(variance)), round(most)))
+        for tail, (mean, variance, most) in sums.items()
+    }
 
 
-def table_bytes(problem: Problem, table: TablePlan, strategy: str, home: str | None = None) -> dict[str, Bytes]:
+def table_bytes(problem: Problem, table: TablePlan, strategy: str) -> dict[str, Bytes]:
     """What a table takes in every tier, of one process.
 
-    Where some tables have far rows, all dense ones have a place for every row at `home` as well: `host`, or `disk`.
-    Checkpoints bring hot rows there.
+    A table with far rows has a place for all of its rows where those live: checkpoints bring the hot ones there. The
+    host keeps a byte a row that says whether it was ever touched.
     """
 
-    def rows(count: int) -> Bytes:
+    def rows(count: int, buffers: int = 0) -> Bytes:
         stored = table.method.num_bytes(count, problem.dim) if count else 0
-        return Bytes(parameters=stored, state=count * problem.state_bytes)
+        return Bytes(parameters=stored, state=count * problem.state_bytes, buffers=buffers)
 
     if not isinstance(table.method, Dense):
         taken = compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer)
         return {"host" if strategy == "host" else "device": taken}
     if table.tail == "device":
-        near = {"device": rows(table.num_rows)}
-        return near if home is None else {**near, home: rows(table.num_rows)}
+        return {"device": rows(table.num_rows)}
     found = {"device": rows(table.hot_rows)} if table.hot_rows else {}
     if table.tail == "sharded":
         return {**found, "host": rows(-(-(table.num_rows - table.hot_rows) // problem.world_size))}
-    return {**found, table.tail: rows(table.num_rows)}
-
-
-def home_of(tables: Sequence[TablePlan], strategy: str) -> str | None:
-    """Where the rows of a plan's dense tables are at home when not all are on the device."""
-    if strategy not in ("split", "hot-batches"):
-        return None
-    return "disk" if any(table.tail == "disk" for table in tables) else "host"
+    marks = table.num_rows if strategy in ("split", "hot-batches") else 0
+    if table.tail == "host":
+        return {**found, "host": rows(table.num_rows, marks)}
+    return {**found, "host": Bytes(buffers=marks), "disk": rows(table.num_rows)}
 
 
 @lru_cache(maxsize=4096)
@@ -140,11 +156,13 @@ def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) ->
     return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
 
 
-def memory(plan: Plan, problem: Problem, tables: Sequence[TablePlan], staging: int) -> dict[str, dict[str, int]]:
+def memory(
+    plan: Plan, problem: Problem, tables: Sequence[TablePlan], staging: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
     """Bytes of every tier by what they are for."""
     found: dict[str, dict[str, int]] = {tier: {"tables": 0, "table_state": 0, "table_buffers": 0} for tier in TIERS}
     for table in tables:
-        for tier, parts in table_bytes(problem, table, plan.strategy, home_of(tables, plan.strategy)).items():
+        for tier, parts in table_bytes(problem, table, plan.strategy).items():
             found[tier]["tables"] += parts.parameters
             found[tier]["table_state"] += parts.state
             found[tier]["table_buffers"] += parts.buffers
@@ -158,7 +176,7 @@ def memory(plan: Plan, problem: Problem, tables: Sequence[TablePlan], staging: i
         "dense_state": problem.work.state_bytes,
         "step": step,
     }
-    found["host"]["staging"] = staging * (problem.row_bytes + problem.state_bytes)
+    found["host"]["staging"] = sum(staging.values()) * (problem.row_bytes + problem.state_bytes)
     return found
 
 
@@ -177,7 +195,7 @@ def _with_forecast(plan: Plan, problem: Problem, table: TablePlan, load: Load) -
     else:
         lookups = {"device": 1.0}
     made = TableForecast(
-        bytes=table_bytes(problem, table, plan.strategy, home_of(plan.tables, plan.strategy)),
+        bytes=table_bytes(problem, table, plan.strategy),
         lookups=lookups,
         per_sample=problem.lookups[table.name].per_sample,
         far_rows=load.far,

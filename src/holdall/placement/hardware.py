@@ -105,7 +105,7 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Collectives:
-    """Seconds of an operation of all processes, by bytes that each one sends."""
+    """Seconds of an operation of all processes, by bytes of the tensor that each one passes (`parallel.cost.Links`)."""
 
     backend: str
     world_size: int
@@ -113,10 +113,6 @@ class Collectives:
     all_to_all: dict[str, float]
     all_gather: dict[str, float] = field(default_factory=dict)
     """By bytes of one process's part; empty in files from before it was measured."""
-
-    def seconds(self, operation: str, num_bytes: float) -> float:
-        """Between the measured sizes on a straight line, beyond the largest at its rate."""
-        return by_size(getattr(self, operation), num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +141,9 @@ class Hardware:
     moves when the device is the CPU."""
     find: Cost
     """Telling far rows from hot ones among L lookups; U of them are far, and made distinct."""
+    begin: dict[str, Cost] = field(default_factory=dict)
+    """Making initial values, which are not stored, part of rows that are read or written by tiers (`read`, `write`): by
+    numbers and rows. Empty in files from before it was measured."""
     layers: tuple[Layer, ...]
     interactions: tuple[Interaction, ...]
     stack: dict[str, Line]
@@ -224,6 +223,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
         parsed[name] = {tier: lines(by_size) for tier, by_size in given[name].items()}
     for name in ("copy", "stack", "dense_update"):
         parsed[name] = lines(given[name])
+    parsed["begin"] = {name: Cost(**cost) for name, cost in given.get("begin", {}).items()}
     parsed["find"], parsed["read"] = Cost(**given["find"]), Line(**given["read"])
     parsed["layers"] = tuple(Layer(**entry) for entry in given["layers"])
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from holdall.data.dataset import DataSet
 from holdall.errors import ConfigError
+from holdall.models.settings import ModelSettings
 from holdall.placement.cost import Problem
 from holdall.placement.hardware import Hardware, default_path, machine_identity
 from holdall.placement.lookups import Lookups, lookups_of
@@ -20,31 +21,12 @@ from holdall.popularity.hot import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.schema import Schema
 from holdall.sizes import parse_budget, parse_bytes
-from holdall.training.config import TrainConfig
-from holdall.training.optimizers import OptimizerName
-
-MODEL_SETTINGS = ("model", "dim", "bottom", "top", "interaction", "model_setting", "model_scale")
-"""Fields of `TrainConfig` that a plan is made for, and keeps."""
+from holdall.training.optimizers import OptimizerConfig, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig:
+class PlanConfig(ModelSettings):
     """What a plan is made for."""
-
-    model: str = "dlrm"
-    """Model to train, as `train` takes it."""
-    dim: int | None = None
-    """Numbers in a table's row; the model's own when absent."""
-    bottom: tuple[int, ...] | None = None
-    """Hidden layers of the bottom MLP; the model's own when absent."""
-    top: tuple[int, ...] | None = None
-    """Hidden layers of the top MLP; the model's own when absent."""
-    interaction: Literal["dot", "concat"] | None = None
-    """How vectors meet; the model's own when absent."""
-    model_setting: tuple[str, ...] = ()
-    """Further settings of the model, as `train` takes them."""
-    model_scale: float = 1.0
-    """Factor on the hidden layers of the named configuration."""
 
     device_memory: str | None = None
     """Most memory to use on the device, such as 4GB; what is free there when absent."""
@@ -69,8 +51,9 @@ class PlanConfig:
     unless nothing else fits."""
 
     def __post_init__(self) -> None:
-        self.train_config()  # refuses a model, optimizer or batch size that cannot be
-        for name, least in {"world_size": 1, "prefetch": 0}.items():
+        self.model_config()  # refuses what does not go together
+        OptimizerConfig(name=self.optimizer)
+        for name, least in {"world_size": 1, "batch_size": 1, "prefetch": 0}.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
         if self.batch_size % self.world_size:
@@ -80,18 +63,22 @@ class PlanConfig:
             )
         if self.preset != "auto":
             find_preset(self.preset)
-        if self.allow_compression is not None:
-            parse_budget(self.allow_compression, 1 << 40)
+        self.compression_share()
         self.caps()
 
-    def train_config(self) -> TrainConfig:
-        shared = (*MODEL_SETTINGS, "batch_size", "optimizer", "precision")
-        return TrainConfig(**{name: getattr(self, name) for name in shared})
-
-    def model_settings(self) -> dict[str, Any]:
-        """What was said about the model, as JSON has it."""
-        given = {name: getattr(self, name) for name in MODEL_SETTINGS}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items() if v not in (None, ())}
+    def compression_share(self) -> float | None:
+        """The part of its bytes that a table may be compressed to; None where nothing was said."""
+        text = self.allow_compression
+        if text is None:
+            return None
+        whole = 1 << 40
+        try:
+            share = parse_budget(text if "/" in text or "%" in text else float(text), whole) / whole
+        except (ConfigError, ValueError):
+            share = 0.0
+        if not 0 < share <= 1:
+            raise ConfigError(f"--allow-compression takes a share of a table's bytes, such as 1/20 or 5%, not {text!r}")
+        return share
 
     def caps(self) -> Caps:
         found = {}
@@ -125,6 +112,8 @@ def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path
     if profile is None:
         train = DataSet(data, "train")
         return lookups_of(schema, count_lookups(train), len(train))
+    if not isinstance(profile, Profile) and not Path(profile).exists():
+        raise ConfigError(f"{profile} does not exist: make it with `holdall profile {data} --out {profile}`")
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     known.check(schema)
     if known.counts_file is not None and known.source.kind == "prepared":
@@ -139,7 +128,8 @@ def make_problem(
     schema: Schema, lookups: Mapping[str, Lookups], config: PlanConfig, hardware: Hardware, folder: Path | None = None
 ) -> Problem:
     """Everything a forecast needs."""
-    model = config.train_config().model_config()
+    _refuse_incomplete(hardware)
+    model = config.model_config()
     tables = model.table_rows(schema)
     features: dict[str, int] = {}
     for feature in schema.features:
@@ -164,6 +154,16 @@ def make_problem(
         precision=config.precision,
         hot_inputs=None if folder is None else lambda hot: _hot_share(folder, hot),
     )
+
+
+def _refuse_incomplete(hardware: Hardware) -> None:
+    """Raise where rates are missing that every forecast needs."""
+    known: dict[str, Any] = {name: getattr(hardware, name) for name in ("tables", "layers", "interactions")}
+    for name in ("gather", "scatter"):
+        known |= {f"{name}, {tier}": getattr(hardware, name).get(tier) for tier in ("host", "cached", "disk")}
+    for name, rates in known.items():
+        if not rates:
+            raise ConfigError(f"the hardware file has no rates for {name}: measure again with `holdall hardware`")
 
 
 def _hot_share(folder: Path, hot: Mapping[str, int]) -> float:

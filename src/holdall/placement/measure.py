@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,17 @@ from torch import Tensor
 from holdall.bags import EmbeddingBags
 from holdall.batch import Ids
 from holdall.data.zipf import Zipf
+from holdall.kernels import far_rows
 from holdall.placement import measure_dense
 from holdall.placement.clock import Clock, fit, fit_line
-from holdall.placement.cost import Chain, chain_of
+from holdall.placement.gather_path import PINNED
 from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity
+from holdall.placement.measure_begin import beginnings
 from holdall.placement.measure_disk import measure_disk
+from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.measure_processes import measure_collectives
 from holdall.placement.memory import available_memory
+from holdall.placement.table_cost import COMPRESSED_ROWS, Chain, chain_of
 from holdall.tables import Frobenius, Hashed, MemCom, Method, MixedDimension, QuotientRemainder, Robe, TensorTrain
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
@@ -50,7 +55,6 @@ COMPRESSED: tuple[Method, ...] = (
     MemCom(buckets=1 << 14),
     MixedDimension(dim=8),
 )
-COMPRESSED_ROWS = 2_000_000
 
 
 def measure_hardware(
@@ -72,17 +76,21 @@ def measure_hardware(
     keep_freed_memory()
     host = Clock(torch.device("cpu"), repeats, now=now)
     near = Clock(place, repeats, now=now)
+    cold_host, cold = replace(host, cold=True), replace(near, cold=True)  # the dense part has used the caches since
     table_bytes = min(table_bytes, available_memory()["host"] // 8)
     note("disk")
     gather, scatter, notes = measure_disk(Path(folder), disk_bytes, ROW_BYTES)
     note("tables")
-    tables = list(_dense_tables(near, table_bytes))
-    host_tables = list(tables) if place.type == "cpu" else list(_dense_tables(host, table_bytes))
+    tables = list(_dense_tables(cold, table_bytes))
+    host_tables = list(tables) if place.type == "cpu" else list(_dense_tables(cold_host, table_bytes))
     note("compressed tables")
-    tables += list(_compressed_tables(near))
+    tables += list(_compressed_tables(cold))
     note("rows")
-    for tier, clock in {"host": host, "device": near}.items():
+    for tier, clock in {"host": cold_host, "device": cold}.items():
         gather[tier], scatter[tier] = _rows(clock, table_bytes)
+    reached = pinned_rows(near, table_bytes, ROW_BYTES)
+    if reached is not None:
+        gather[PINNED], scatter[PINNED] = reached
     note("copies, layers, interaction")
     made = Hardware(
         machine=machine_identity(),
@@ -95,7 +103,8 @@ def measure_hardware(
         gather=gather,
         scatter=scatter,
         copy=_copies(near),
-        find=_find(near),
+        find=_find(cold),
+        begin=beginnings(cold),
         layers=tuple(measure_dense.layers(near)),
         interactions=tuple(measure_dense.interactions(near)),
         stack=measure_dense.stacking(near),
@@ -175,16 +184,19 @@ def _time_step(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: A
     grad = torch.full((size, bags.num_features, bags.dim), 1e-3, device=clock.device)
     while clock.goes_on(updates):
         values = torch.from_numpy(ids[len(updates)].reshape(bags.num_features, size)).to(clock.device)
+        clock.cool()
         clock.wait()
         start = clock.now()
         vectors = bags(Ids(values, None, bags.num_features))
         clock.wait()
-        middle = clock.now()
+        lookups.append(clock.now() - start)
+        clock.cool()
+        clock.wait()
+        start = clock.now()
         vectors.backward(grad)
         optimizers.step()
         clock.wait()
-        lookups.append(middle - start)
-        updates.append(clock.now() - middle)
+        updates.append(clock.now() - start)
     return float(np.median(lookups[1:])), float(np.median(updates[1:]))
 
 
@@ -254,18 +266,11 @@ def _find(clock: Clock) -> Cost:
     generator = np.random.default_rng(2)
     points, seconds = [], []
     scale = 1 if clock.device.type == "cpu" else 16
-    for lookups, far in ((scale << 12, scale << 10), (scale << 16, scale << 14), (scale << 16, scale << 11)):
+    info = torch.tensor([[5, 0, 0]] * FEATURES, device=clock.device)
+    for lookups, far in ((12, 10), (16, 14), (16, 11), (16, 0)):
+        lookups, far = scale << lookups, scale << far if far else 0
         ids = np.concatenate([np.zeros(lookups - far, np.int64), 10 + generator.integers(0, 1 << 22, far)])
         values = torch.from_numpy(generator.permutation(ids).reshape(FEATURES, -1).astype(np.int32)).to(clock.device)
-        zeros = torch.zeros(FEATURES, 1, dtype=torch.int64, device=clock.device)
-
-        def run(values: Tensor = values, zeros: Tensor = zeros) -> None:
-            is_far = values >= zeros + 5
-            rows, inverse = torch.unique((zeros + values)[is_far], return_inverse=True)
-            located = zeros + values
-            located[is_far] = 5 + inverse
-            rows.cpu()
-
         points.append((lookups, far))
-        seconds.append(clock(run))
+        seconds.append(clock(lambda values=values: far_rows.find(values, info, 5)[0].cpu()))  # type: ignore[misc]
     return fit(points, seconds)

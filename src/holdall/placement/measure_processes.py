@@ -30,16 +30,19 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
         for size in sizes:
             count = max(1, size // 4 // world_size) * world_size
             sent, received = torch.ones(count, device=device), torch.empty(count, device=device)
-            reduce[str(size)] = _slowest(lambda sent=sent: dist.all_reduce(sent), device)  # type: ignore[misc]
+            repeats = 5 if size > 1 << 20 else 20  # short ones are easily disturbed
+            reduce[str(size)] = _slowest(lambda sent=sent: dist.all_reduce(sent), device, repeats)  # type: ignore[misc]
             exchange[str(size)] = _slowest(
                 lambda sent=sent, received=received: dist.all_to_all_single(received, sent),  # type: ignore[misc]
                 device,
+                repeats,
             )
             # A part of the size, so that what all of them gather is no larger than the other messages.
             part, parts = sent[: count // world_size], list(received.chunk(world_size))
             gather[str(part.nbytes)] = _slowest(
                 lambda part=part, parts=parts: dist.all_gather(parts, part),  # type: ignore[misc]
                 device,
+                repeats,
             )
         return Collectives(dist.get_backend(), world_size, reduce, exchange, gather)
     finally:
@@ -47,7 +50,7 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
             dist.destroy_process_group()
 
 
-def _slowest(run: object, device: torch.device, repeats: int = 5) -> float:
+def _slowest(run: object, device: torch.device, repeats: int) -> float:
     """Median seconds, of the process that took longest each time."""
     assert callable(run)
     taken = []

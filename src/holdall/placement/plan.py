@@ -15,106 +15,47 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from holdall.errors import ConfigError, did_you_mean
 from holdall.files import read_json, write_json
+from holdall.models.model import ModelConfig
+from holdall.models.settings import ModelSettings
+from holdall.placement.plan_parts import (
+    STAGES,
+    TIERS,
+    Bytes,
+    Caps,
+    Forecast,
+    StrategyName,
+    TableForecast,
+    TablePlan,
+    Tail,
+)
 from holdall.popularity.profile import fingerprint
 from holdall.schema import Schema
+from holdall.settings import overlay
+from holdall.sizes import parse_bytes
 from holdall.tables import Dense, HotCold, Method, method_from_json
 from holdall.training.optimizers import NAMES
+
+__all__ = [
+    "STAGES",
+    "TIERS",
+    "Bytes",
+    "Caps",
+    "Forecast",
+    "Plan",
+    "StrategyName",
+    "TableForecast",
+    "TablePlan",
+    "Tail",
+    "model_of",
+]
 
 FORMAT = "holdall-plan"
 VERSION = 1
 AGAIN = "make it again with `holdall plan`"
-
-Tail = Literal["device", "host", "disk", "compressed", "sharded"]
-StrategyName = Literal["plain", "host", "split", "hot-batches", "two-fold"]
-TIERS = ("device", "host", "disk")
-STAGES = ("read", "find", "fetch", "lookup", "dense", "update", "send_back", "communicate")
-"""Parts of a step: batch in, distinct far rows found, brought, looked up; the dense part forward and backward; rows and
-dense parameters updated; far rows sent back; what processes say to each other."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bytes:
-    """What a table takes in one tier."""
-
-    parameters: int = 0
-    state: int = 0
-    """Optimizer state."""
-    buffers: int = 0
-    """Index buffers of compressed tables."""
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.state + self.buffers
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableForecast:
-    """What a table will take and serve, a process."""
-
-    bytes: dict[str, Bytes]
-    """By tier."""
-    lookups: dict[str, float]
-    """Share of its lookups that each tier serves; `remote` is other processes."""
-    per_sample: float
-    """Its lookups a sample."""
-    far_rows: float
-    """Distinct rows of a batch that are fetched, on average."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TablePlan:
-    """Where the rows of one table live."""
-
-    name: str
-    num_rows: int
-    method: Method
-    hot_rows: int
-    """Rows, from the most popular on, that are exact and on the device."""
-    tail: Tail
-    """Where the rest lives: `device` and `compressed` (by `method`) on the device as well; `host`; `disk`; `sharded`
-    over the processes' hosts."""
-    forecast: TableForecast | None = None
-
-    @property
-    def tiered(self) -> bool:
-        """Whether rows of it have to be fetched."""
-        return self.tail in ("host", "disk", "sharded")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Caps:
-    """Bytes that a plan may use in each tier, a process; None where nothing was said."""
-
-    device: int | None = None
-    host: int | None = None
-    disk: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a plan is expected to take, a process."""
-
-    memory: dict[str, dict[str, int]]
-    """Bytes by tier, then by what for: tables, table_state, table_buffers, staging, dense, dense_state, step."""
-    seconds: dict[str, float]
-    """Of a step, by stage (`STAGES`), each on its own."""
-    step_seconds: float
-    """Of a step, with what overlaps."""
-    staging_rows: int
-    """Room on the device for the far rows of one step: six deviations above their mean."""
-    before: int
-    """Bytes of all tables and their optimizer state, dense, in one place."""
-    binds: str
-    """What keeps the step from being faster."""
-    hardware: str
-    """Identity of the machine whose rates were used (`Hardware.machine["id"]`)."""
-
-    def total(self, tier: str) -> int:
-        return sum(self.memory[tier].values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +81,7 @@ class Plan:
     """Steps ahead that far rows are fetched."""
     world_size: int = 1
     device: str = "cpu"
-    caps: Caps = Caps()
+    caps: Caps = Caps()  # noqa: RUF009 (it is frozen)
     preset: str = "auto"
     tables: tuple[TablePlan, ...]
     notes: tuple[str, ...] = ()
@@ -181,9 +122,7 @@ class Plan:
 
     def check(self, schema: Schema) -> None:
         """Raise unless this plan is for the data set that `schema` describes: its tables, their rows, its files."""
-        from holdall.training.config import TrainConfig  # training reads plans, so not at the top
-
-        rows = TrainConfig.from_json(self.model).model_config().table_rows(schema)
+        rows = model_of(self.model, "the plan").table_rows(schema)
         planned = {table.name: table.num_rows for table in self.tables}
         unknown, missing = [n for n in planned if n not in rows], [n for n in rows if n not in planned]
         if unknown:
@@ -248,6 +187,8 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read and validate a plan; errors name the file, the place in it and the cure."""
+        if not Path(path).exists():
+            raise ConfigError(f"{path} does not exist: make it with `holdall plan DATA --out {path}`")
         document = read_json(Path(path), format=FORMAT, version=VERSION, error=ConfigError)
         return cls.from_json(document, where=str(path))
 
@@ -261,10 +202,11 @@ class Plan:
             raise ConfigError(f"{where}: '{name}' is missing: {AGAIN}")
         _check_scalars(given, where)
         tables = tuple(_table(name, entry, where) for name, entry in given.pop("tables").items())
-        caps = given.pop("caps", {})
-        _refuse_unknown(caps, set(TIERS), f"{where}, caps")
-        notes = tuple(given.pop("notes", ()))
-        plan = cls(**given, caps=Caps(**caps), notes=notes, tables=tables)
+        caps = _caps(given.pop("caps", {}), where)
+        notes = given.pop("notes", [])
+        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+            raise ConfigError(f"{where}: 'notes' must be a list of texts, not {notes!r}")
+        plan = cls(**given, caps=caps, notes=tuple(notes), tables=tables)
         _check_together(plan, where)
         return plan if forecast is None else _with_forecast(plan, forecast, where)
 
@@ -298,9 +240,34 @@ def _check_scalars(given: Mapping[str, Any], where: str) -> None:
     _one_of(given["optimizer"], NAMES, f"{where}: 'optimizer'")
     _one_of(given.get("strategy", "plain"), get_args(StrategyName), f"{where}: 'strategy'")
     _one_of(given.get("precision", "float32"), ("float32", "bf16"), f"{where}: 'precision'")
+    _one_of(given.get("device", "cpu"), ("cpu", "cuda"), f"{where}: 'device'")
+    for name in ("data", "fingerprint", "preset"):
+        if not isinstance(given.get(name, ""), str):
+            raise ConfigError(f"{where}: '{name}' must be a text, not {given[name]!r}")
     for name in ("tables", "model"):
         if not isinstance(given[name], dict):
             raise ConfigError(f"{where}: '{name}' must be an object, not {given[name]!r}")
+
+
+def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
+    """The model that the settings of a plan describe."""
+    given = overlay(ModelSettings(), settings, f"{where}, model")
+    try:
+        return given.model_config()
+    except ConfigError as error:
+        raise ConfigError(f"{where}, model: {error}") from None
+
+
+def _caps(given: Any, where: str) -> Caps:
+    """Sizes by tier: bytes, or as people write them."""
+    _refuse_unknown(given, set(TIERS), f"{where}, caps")
+    found = {}
+    for tier, size in given.items():
+        try:
+            found[tier] = None if size is None else parse_bytes(size)
+        except ConfigError as error:
+            raise ConfigError(f"{where}, caps: '{tier}': {error}") from None
+    return Caps(**found)
 
 
 def _table(name: str, entry: Any, where: str) -> TablePlan:
@@ -346,7 +313,10 @@ def _check_method(table: TablePlan, place: str) -> None:
 def _check_together(plan: Plan, where: str) -> None:
     """The strategy must be one that can place these tables."""
     if not plan.tables:
-        raise ConfigError(f"{where}: it places no table")
+        raise ConfigError(f"{where}: it places no table: {AGAIN}")
+    dim = model_of(plan.model, where).dim
+    if plan.dim != dim:
+        raise ConfigError(f"{where}: 'dim' is {plan.dim}, but its model's is {dim}: change model.dim, and plan again")
     tails = {table.tail for table in plan.tables}
     name = next((table.name for table in plan.tables if table.tiered), "")
     if plan.strategy == "plain" and name:
@@ -369,6 +339,8 @@ def _check_together(plan: Plan, where: str) -> None:
 
 def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:
     """The plan with what was predicted of it, or without when its choices have been edited since."""
+    if not isinstance(forecast, dict):
+        raise ConfigError(f"{where}: 'forecast' must be an object, not {forecast!r}: {AGAIN}")
     given = dict(forecast)
     if given.pop("of", None) != plan.choices_hash():
         return plan
@@ -382,6 +354,9 @@ def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:
             )
             for name, entry in given.pop("tables").items()
         }
+        for name in ("memory", "seconds", "staging_rows"):
+            if not isinstance(given[name], dict):
+                raise TypeError(f"{name} must be an object")
         tables = tuple(replace(table, forecast=by_table.get(table.name)) for table in plan.tables)
         return replace(plan, tables=tables, forecast=Forecast(**given))
     except (KeyError, TypeError, AttributeError) as error:

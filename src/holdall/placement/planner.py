@@ -4,8 +4,10 @@
     made.save("plan.json")
 
 A far row costs a step the same time whichever it is, so hot rows are those that batches look up most often, over all
-tables together; where some tails are on disk, their rows cost more and weigh more. What is left to choose is a handful
-of shapes (all on the device; split; looked up on the host): each is predicted, and the fastest that fits is taken.
+tables together; where some tails are on disk, their rows cost more and weigh more. Of the tails that memory cannot hold
+all of, those stay in it whose rows a step fetches most of for their bytes. What is left to choose is a handful of
+shapes (all on the device; split, with tails in memory, on disk or some of each; looked up on the host): each is
+predicted, and the fastest that fits is taken. How many there are does not depend on the number of tables.
 """
 
 from __future__ import annotations
@@ -16,27 +18,24 @@ from pathlib import Path
 
 from holdall.errors import ConfigError
 from holdall.placement.cost import Problem, compressed_seconds
-from holdall.placement.forecast import (
-    compressed_bytes,
-    crowding_of,
-    find_bytes,
-    forecast,
-    staging_bytes,
-    staging_rows,
-)
+from holdall.placement.fit import at_least, refuse_too_large, shortages
+from holdall.placement.forecast import compressed_bytes, forecast
 from holdall.placement.hardware import Hardware
+from holdall.placement.hot_rows import HotRows, compressed_table, device_bytes
 from holdall.placement.inputs import PlanConfig, config_of, find_hardware, find_limits, find_lookups, make_problem
-from holdall.placement.lookups import Lookups, choose_hot
-from holdall.placement.plan import TIERS, Plan, StrategyName, TablePlan, Tail
+from holdall.placement.lookups import Lookups
+from holdall.placement.plan import Plan, StrategyName, TablePlan, Tail
 from holdall.placement.presets import Choice, find_preset
 from holdall.popularity.profile import Profile, fingerprint
 from holdall.schema import Schema
-from holdall.sizes import parse_budget, readable_bytes
+from holdall.sizes import readable_bytes
 from holdall.tables import Dense, Method
 from holdall.tables.budget import auto_method
 
-SMALL = 1000
-"""Tables that take less than this part of the room for hot rows are hot as a whole, up to a tenth of it."""
+SHARES = (1.0, 0.5)
+"""Parts of the host's memory tried for tails when not all fit: the rest keeps popular rows of those on disk."""
+ROUNDS = 2
+"""Which tails are worth memory depends on the hot rows and the reverse: how often one is chosen after the other."""
 
 
 def plan(
@@ -79,7 +78,7 @@ def predict(
 def predict_problem(edited: Plan, problem: Problem, limits: Mapping[str, int]) -> Plan:
     """`predict` from what is known already."""
     made = forecast(replace(edited, device=problem.hardware.device), problem, limits["host"])
-    _refuse_too_large(made, limits)
+    refuse_too_large(made, limits, edited=True)
     return made
 
 
@@ -112,35 +111,28 @@ class Planner:
         self.problem, self.config, self.limits = problem, config, dict(limits)
         self.name, self.fingerprint = name, fingerprint
         self.row = problem.row_bytes + problem.state_bytes
-        self.notes: list[str] = []
+        self.one_memory = problem.hardware.device == "cpu" and config.caps().host is None
+        """Whether the host's memory is the device's, and nobody parted them."""
+        self.hot = HotRows(problem, limits, config.prefetch, one_memory=self.one_memory)
 
     def run(self) -> Plan:
         self._refuse_a_device_too_small()
         if self.config.preset != "auto":
-            chosen = find_preset(self.config.preset)(self.problem, self.hot_rows)
-            made = self.made(chosen)
-            _refuse_too_large(made, self.limits)
+            made = self.made(find_preset(self.config.preset)(self.problem, self.hot_rows))
+            refuse_too_large(made, self.limits)
             return made
-        candidates = [made for choice in self.choices() if self.fits(made := self.made(choice))]
-        if not candidates:
-            chosen = self.compressed_to_fit()
-            made = self.made(chosen)
-            _refuse_too_large(made, self.limits)
-            return made
-        return min(candidates, key=_seconds)
+        choices = self.choices()
+        fitting = [made for choice in choices if self.fits(made := self.made(choice))]
+        if self.config.allow_compression is not None and self.problem.world_size == 1:
+            fitting += self.compressed_where_faster(fitting, choices[-1])
+        return min(fitting, key=_seconds) if fitting else self.compressed_to_fit()
 
     def choices(self) -> list[Choice]:
-        """The shapes of a plan that keeps every row exact, and the one that compresses where that was allowed."""
-        presets = ["p2res"] if self.problem.world_size > 1 else ["device", "dlrm"]
-        found = [find_preset(name)(self.problem, self.hot_rows) for name in presets]
-        if self.problem.world_size == 1:
-            tails = self.tails()
-            found.append(self.split(tails, {}))
-            if "disk" in tails.values():
-                found.append(self.split(tails, {}, cached=True))
-            if self.config.allow_compression is not None:
-                found.append(self.split(tails, self.compressed_where_faster(found[-1])))
-        return found
+        """The shapes of a plan that keeps every row exact."""
+        if self.problem.world_size > 1:
+            return [find_preset("p2res")(self.problem, self.hot_rows)]
+        found = [find_preset(name)(self.problem, self.hot_rows) for name in ("device", "dlrm")]
+        return [*found, *self.splits({})]
 
     def made(self, choice: Choice) -> Plan:
         """A choice as a plan, with its forecast."""
@@ -160,232 +152,199 @@ class Planner:
             caps=config.caps(),
             preset=config.preset,
             tables=choice.tables,
-            notes=tuple(self.notes),
+            notes=tuple(self._about_processes()),
         )
         return forecast(made, self.problem, self.limits["host"])
+
+    def _about_processes(self) -> list[str]:
+        """What a plan for several processes covers."""
+        measured = self.problem.hardware.collectives
+        if self.problem.world_size == 1 or measured is None:
+            return []
+        return [
+            f"bytes and times are those of one of {self.problem.world_size} processes, and what they send is predicted "
+            f"from rates measured between {measured.world_size} over {measured.backend}; of the strategies for several "
+            f"processes only two-fold is planned: start torchrun with --strategy two-fold, plans are followed by one"
+        ]
 
     def fits(self, made: Plan) -> bool:
         return not shortages(made, self.limits)
 
     # --- far rows ----------------------------------------------------------------------------------------------------
 
-    def tails(self) -> dict[str, Tail]:
-        """Where rows live when not all fit the device: all on the host, or all on disk when that is too small.
+    def splits(self, compressed: Mapping[str, Method]) -> list[Choice]:
+        """Hot rows on the device and the others in memory; or, where that is too small, on disk, or some in each."""
+        in_memory = self.split(dict.fromkeys(self.problem.tables, "host"), compressed)
+        found = [in_memory, _together(in_memory, "host")]
+        if compressed:
+            found.append(self.whole(compressed))
+        if self.fits(self.made(in_memory)):
+            return found
+        everything: dict[str, Tail] = dict.fromkeys(self.problem.tables, "disk")
+        for cached in (False, True):
+            on_disk = self.split(everything, compressed, cached=cached)
+            found += [on_disk, _together(on_disk, "disk")]
+            for share in SHARES:
+                found += self.mixes(on_disk, compressed, share, cached=cached)
+        return list(dict.fromkeys(found))  # several ways may lead to one choice
 
-        Rows on disk that are looked up often stay in the host's memory by themselves, whichever table they are of: that
-        is worth more than whole tables there.
+    def whole(self, compressed: Mapping[str, Method]) -> Choice:
+        """All on the device: what is not compressed as a whole, and exact rows of what is in the room that is left."""
+        exact = self.hot.beside_whole(compressed)
+        tables = self.problem.tables
+        return Choice("plain", tuple(self._stored(name, compressed, exact.get(name, tables[name])) for name in tables))
+
+    def mixes(self, start: Choice, compressed: Mapping[str, Method], share: float, *, cached: bool) -> list[Choice]:
+        """Tails in memory by the seconds that saves for their bytes, within a share of it, the others on disk.
+
+        Where the disk has no room for the others, the largest go to memory first instead: that fills it best.
         """
-        room = self.limits["host"] - staging_rows_bytes(self.problem)
-        tail: Tail = "host" if sum(self.problem.tables.values()) * self.row <= room else "disk"
-        return dict.fromkeys(self.problem.tables, tail)
+        found, latest = [], start
+        before: dict[str, Tail] = {}
+        for _ in range(ROUNDS):
+            tiered = {t.name: t for t in latest.tables if isinstance(t.method, Dense)}
+            sizes = {name: table.num_rows * self.row for name, table in tiered.items()}
+            worth = {name: self._fetched(table) / sizes[name] for name, table in tiered.items()}
+            room = share * self._memory_for_tails(latest)
+            kept = _filled(sorted(sizes, key=lambda name: -worth[name]), sizes, room)
+            left = sum(size for name, size in sizes.items() if name not in kept and tiered[name].tiered)
+            if left > self.limits["disk"]:
+                kept = _filled(sorted(sizes, key=lambda name: -sizes[name]), sizes, room)
+            tails: dict[str, Tail] = {name: "host" if name in kept else "disk" for name in self.problem.tables}
+            if tails == before:
+                break
+            before, latest = tails, self.split(tails, compressed, cached=cached)
+            found.append(latest)
+        return found
+
+    def _fetched(self, table: TablePlan) -> float:
+        """Different rows of a table that a batch looks up outside its hot part: 0 for one that is hot as a whole."""
+        return self.problem.lookups[table.name].distinct(self.problem.batch_size, table.hot_rows)
+
+    def _memory_for_tails(self, like: Choice) -> int:
+        """Bytes of the host for tails, beside what a plan like this one needs there anyway."""
+        made = self.made(like).forecast
+        assert made is not None
+        fixed = made.memory["host"]["table_buffers"] + made.memory["host"]["staging"]
+        if self.one_memory:
+            fixed += made.total("device") - made.memory["device"]["tables"] - made.memory["device"]["table_state"]
+        return max(0, self.limits["host"] - fixed)
 
     def split(self, tails: Mapping[str, Tail], compressed: Mapping[str, Method], *, cached: bool = False) -> Choice:
         """Hot rows on the device, the rest where `tails` says; `cached`, as if memory kept what disks hold."""
         dense = {name: tails[name] for name in tails if name not in compressed}
-        hot = self._hot_rows(dense, compressed, "split", cached=cached)
-        tables = []
-        for name, rows in self.problem.tables.items():
-            if name in compressed:
-                tables.append(_compressed(name, rows, compressed[name]))
-                continue
-            tail: Tail = "device" if hot[name] == rows else tails[name]
-            tables.append(TablePlan(name=name, num_rows=rows, method=Dense(), hot_rows=hot[name], tail=tail))
+        hot = self.hot.choose(dense, compressed, "split", cached=cached)
+        tables = [self._stored(name, compressed, hot[name], tails[name]) for name in self.problem.tables]
         strategy: StrategyName = "split" if any(table.tiered for table in tables) else "plain"
         return Choice(strategy, tuple(tables))
 
     def hot_rows(self, compressed: Mapping[str, Method], strategy: StrategyName, tail: Tail) -> dict[str, int]:
-        """Hot rows by table, as many as the device has room for."""
-        return self._hot_rows({n: tail for n in self.problem.tables if n not in compressed}, compressed, strategy)
-
-    def _hot_rows(
-        self,
-        tails: Mapping[str, Tail],
-        compressed: Mapping[str, Method],
-        strategy: StrategyName,
-        *,
-        cached: bool = False,
-    ) -> dict[str, int]:
-        """Rows by seconds saved, within what the device has left after all that must be there.
-
-        The room for far rows depends on the hot ones and the reverse: a few turns settle it, the last one on the safe
-        side.
-        """
-        tiers = {"disk": "cached" if cached else "disk"}
-        worth = {name: self.problem.row_seconds(tiers.get(tail, "host")) for name, tail in tails.items()}
-        hot = self._settled(tails, compressed, worth, 1.0)
-        if strategy != "hot-batches" or self.problem.hot_inputs is None:
-            return hot
-        whole = {name: self.problem.tables[name] for name in compressed}
-        return self._settled(tails, compressed, worth, crowding_of(self.problem.hot_inputs({**whole, **hot})))
-
-    def _settled(
-        self,
-        tails: Mapping[str, Tail],
-        compressed: Mapping[str, Method],
-        worth: Mapping[str, float],
-        crowding: float,
-    ) -> dict[str, int]:
-        """The most hot rows that leave room for the far ones, when those come `crowding` times as close."""
-        hot = dict.fromkeys(tails, 0)
-        best: dict[str, int] | None = None
-        for _ in range(6):
-            hot = self._hottest(worth, self.room(hot, tails, compressed, crowding))
-            if sum(hot.values()) * self.row <= self.room(hot, tails, compressed, crowding):
-                best = max(best or hot, hot, key=lambda rows: sum(rows.values()))
-        return hot if best is None else best
-
-    def _hottest(self, worth: Mapping[str, float], room: int) -> dict[str, int]:
-        """Small tables whole, then rows by seconds saved, then the rest of what can be made whole."""
-        tables, small, left = self.problem.tables, {}, room
-        for name in sorted(worth, key=lambda name: tables[name]):
-            needed = tables[name] * self.row
-            if needed * SMALL > room or left - needed < room * 9 // 10:
-                break
-            small[name] = tables[name]
-            left -= needed
-        known = {name: self.problem.lookups[name] for name in worth if name not in small}
-        chosen = choose_hot(known, worth, self.row, left, self.problem.batch_size) if known else {}
-        return self._completed({name: small.get(name, chosen.get(name, 0)) for name in worth}, room)
-
-    def room(
-        self, hot: Mapping[str, int], tails: Mapping[str, Tail], compressed: Mapping[str, Method], crowding: float
-    ) -> int:
-        """Bytes of the device for hot rows, when these are hot."""
-        tables = [
-            TablePlan(name=name, num_rows=self.problem.tables[name], method=Dense(), hot_rows=hot[name], tail=tail)
-            for name, tail in tails.items()
-            if hot[name] < self.problem.tables[name]
-        ]
-        staging = staging_rows(self.problem, tables, crowding) if tables else 0
-        placed = [_compressed(name, self.problem.tables[name], method) for name, method in compressed.items()]
-        return self.limits["device"] - _device_bytes(self.problem, self.config.prefetch, placed, staging)
-
-    def _completed(self, hot: Mapping[str, int], room: int) -> dict[str, int]:
-        """With the rows that nobody looked up, of small tables first: a table that is whole needs no second place."""
-        left, found = room - sum(hot.values()) * self.row, dict(hot)
-        for name in sorted(found, key=lambda name: self.problem.tables[name] - found[name]):
-            missing = self.problem.tables[name] - found[name]
-            if missing * self.row > left:
-                break
-            left -= missing * self.row
-            found[name] += missing
-        return found
+        """Hot rows by table, as many as the device has room for; none of compressed tables."""
+        tails = {name: tail for name in self.problem.tables if name not in compressed}
+        return self.hot.choose(tails, compressed, strategy, exact_parts=False)
 
     # --- compression -------------------------------------------------------------------------------------------------
 
-    def compressed_where_faster(self, exact: Choice) -> dict[str, Method]:
-        """Tables whose far rows cost more time than computing rows would; each at the share that was allowed."""
+    def compressed_where_faster(self, exact: Sequence[Plan], otherwise: Choice) -> list[Plan]:
+        """Plans like the fastest exact one, or like `otherwise`, in which tables whose far rows cost more time than
+        computing rows would are compressed, each to the share that was allowed."""
         assert self.config.allow_compression is not None
-        found = {}
+        split = [made for made in exact if made.strategy == "split"]
+        like = min(split, key=_seconds).tables if split else otherwise.tables
+        found: dict[str, Method] = {}
         dense = self.problem.table_costs(Dense())
-        for table in exact.tables:
-            if not table.tiered:
-                continue
-            size = 4 * table.num_rows * self.problem.dim
-            method = auto_method(table.num_rows, self.problem.dim, parse_budget(self.config.allow_compression, size))
+        for table in like:
+            method = self._smaller(table.name) if table.tiered else None
             if method is None:
                 continue
             known = self.problem.lookups[table.name]
-            far = known.distinct(self.problem.batch_size, table.hot_rows)
-            saved = far * self.problem.row_seconds("disk" if table.tail == "disk" else "host")
+            saved = self._fetched(table) * self.problem.row_seconds("disk" if table.tail == "disk" else "host")
             lookups, distinct = self.problem.batch_lookups(table.name), known.distinct(self.problem.batch_size)
             saved += sum(cost.per_lookup * lookups + cost.per_row * distinct for cost in dense)
-            if sum(compressed_seconds(self.problem, _compressed(table.name, table.num_rows, method))) < saved:
+            if sum(compressed_seconds(self.problem, compressed_table(table.name, table.num_rows, method))) < saved:
                 found[table.name] = method
-        return found
+        if not found:
+            return []
+        return [made for choice in self.splits(found) if self.fits(made := self.made(choice))]
 
-    def compressed_to_fit(self) -> Choice:
-        """The largest tables compressed, one by one, until the others fit host or disk; exactness is given up."""
+    def compressed_to_fit(self) -> Plan:
+        """The largest tables compressed, ever more of them, until the others fit; exactness is given up."""
         rows = self.problem.tables
-        compressed: dict[str, Method] = {}
-        most = max(self.limits["host"] - staging_rows_bytes(self.problem), self.limits["disk"])
-        for name in sorted(rows, key=lambda name: -rows[name]):
-            if sum(rows[other] for other in rows if other not in compressed) * self.row <= most:
+        smaller = {
+            name: method for name in sorted(rows, key=lambda name: -rows[name]) if (method := self._smaller(name))
+        }
+        best, count, step = None, 1, 1
+        sizes = [rows[name] * self.row for name in smaller]
+        while sum(rows.values()) * self.row - sum(sizes[:count]) > sum(self.limits.values()) and count < len(sizes):
+            count += 1  # fewer are sure not to be enough
+        while smaller and (best is None or shortages(best, self.limits)):
+            compressed = dict(list(smaller.items())[:count])
+            made = [self.made(choice) for choice in self.splits(compressed)]
+            best = min(made, key=lambda plan: (sum(shortages(plan, self.limits).values()), _seconds(plan)))
+            if count == len(smaller):
                 break
-            share = parse_budget(self.config.allow_compression or "1/20", 4 * rows[name] * self.problem.dim)
-            method = auto_method(rows[name], self.problem.dim, share)
-            if method is not None:
-                compressed[name] = method
-        if compressed:
-            self.notes.append(
-                f"{len(compressed)} tables do not fit the host and the disk, so they are compressed and no longer "
-                f"exact: {', '.join(compressed)}"
-            )
-        left = sum(rows[name] for name in rows if name not in compressed) * self.row
-        fits_host = left <= self.limits["host"] - staging_rows_bytes(self.problem)
-        return self.split(dict.fromkeys(rows, "host" if fits_host else "disk"), compressed)
+            count, step = min(len(smaller), count + step), 2 * step  # few tries, whatever the number of tables
+        if best is None:  # nothing can be made smaller
+            best = self.made(self.splits({})[-1])
+        refuse_too_large(best, self.limits)
+        inexact = [table.name for table in best.tables if table.tail == "compressed"]
+        note = (
+            f"not all tables fit device, host and disk, so {len(inexact)} are compressed and no longer exact: "
+            f"{', '.join(inexact)}"
+        )
+        return replace(best, notes=(note, *best.notes))
+
+    def _stored(self, name: str, compressed: Mapping[str, Method], hot_rows: int, tail: Tail = "device") -> TablePlan:
+        """A table whose first rows are hot, and the others compressed or at `tail`."""
+        rows = self.problem.tables[name]
+        if name in compressed and hot_rows < rows:
+            return self._with_exact_rows(name, compressed[name], hot_rows)
+        place: Tail = "device" if hot_rows == rows else tail
+        return TablePlan(name=name, num_rows=rows, method=Dense(), hot_rows=hot_rows, tail=place)
+
+    def _with_exact_rows(self, name: str, method: Method, hot_rows: int) -> TablePlan:
+        """A compressed table and its exact rows, unless the other rows alone would take more than all of them did."""
+        rows, problem = self.problem.tables[name], self.problem
+        whole, parted = compressed_table(name, rows, method), compressed_table(name, rows, method, hot_rows)
+        most, taken = (compressed_bytes(t.method, rows, problem.dim, problem.optimizer).total for t in (whole, parted))
+        return parted if taken <= most + hot_rows * self.row else whole
+
+    def _smaller(self, name: str) -> Method | None:
+        """How a table is stored in the share of its bytes that was allowed, 1/20 if none was; None where it cannot."""
+        size = 4 * self.problem.tables[name] * self.problem.dim
+        share = self.config.compression_share() or 1 / 20
+        return auto_method(self.problem.tables[name], self.problem.dim, int(size * share))
 
     def _refuse_a_device_too_small(self) -> None:
-        fixed = _device_bytes(self.problem, self.config.prefetch, (), 0)
+        fixed = device_bytes(self.problem, self.config.prefetch, (), {})
         if fixed > self.limits["device"]:
             raise ConfigError(
                 f"--device-memory {readable_bytes(self.limits['device'])} is less than the {readable_bytes(fixed)} "
-                f"that the model without its tables and a step of {self.problem.batch_size:,} samples take: give "
-                f"{readable_bytes(fixed - self.limits['device'])} more, or lower --batch-size"
+                f"that the model without its tables and a step of {self.problem.batch_size:,} samples take: give more "
+                f"than {at_least(fixed)}, or lower --batch-size"
             )
 
 
-def _compressed(name: str, rows: int, method: Method) -> TablePlan:
-    return TablePlan(name=name, num_rows=rows, method=method, hot_rows=0, tail="compressed")
+def _together(choice: Choice, tail: Tail) -> Choice:
+    """The same with tables that are hot as a whole beside the others, as if they had a tail there.
+
+    One storage is looked up and updated faster than two, and they take a place in both tiers.
+    """
+    if choice.strategy != "split":
+        return choice
+    return Choice("split", tuple(replace(t, tail=tail) if t.tail == "device" else t for t in choice.tables))
 
 
-def staging_rows_bytes(problem: Problem) -> int:
-    """What fetched rows take on the host at most: every lookup of a step a row of its own."""
-    lookups = sum(problem.batch_lookups(name) for name in problem.tables)
-    return round(lookups) * (problem.row_bytes + problem.state_bytes)
-
-
-def _device_bytes(problem: Problem, prefetch: int, compressed: Sequence[TablePlan], staging: int) -> int:
-    """What the device holds beside dense rows: as `forecast.memory` counts it."""
-    total = staging_bytes(problem, staging, prefetch) + problem.work.parameter_bytes + problem.work.state_bytes
-    total += problem.work.step_bytes(problem.batch_size) + (find_bytes(problem) if staging else 0)
-    return total + sum(
-        compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer).total for table in compressed
-    )
+def _filled(order: Sequence[str], sizes: Mapping[str, int], room: float) -> set[str]:
+    """What goes into a room when everything is tried in this order."""
+    kept: set[str] = set()
+    for name in order:
+        if sizes[name] <= room:
+            kept.add(name)
+            room -= sizes[name]
+    return kept
 
 
 def _seconds(made: Plan) -> float:
     assert made.forecast is not None
     return made.forecast.step_seconds
-
-
-def needs(made: Plan) -> dict[str, int]:
-    """Bytes that a plan takes by tier. Where the device is the CPU and nobody parted them, host and device are one."""
-    assert made.forecast is not None
-    found = {tier: made.forecast.total(tier) for tier in TIERS}
-    if made.device == "cpu" and made.caps.host is None and made.caps.device is None:
-        found["host"] += found.pop("device")
-    return found
-
-
-def shortages(made: Plan, limits: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by which a plan is too large, by tier."""
-    return {tier: size - limits[tier] for tier, size in needs(made).items() if size > limits[tier]}
-
-
-def _refuse_too_large(made: Plan, limits: Mapping[str, int]) -> None:
-    """Raise when a plan does not fit: by how much, and what would make it fit."""
-    short, needed = shortages(made, limits), needs(made)
-    if not short:
-        return
-    assert made.forecast is not None
-    told = ", ".join(
-        f"{readable_bytes(size)} more on the {tier} than the {readable_bytes(limits[tier])} it may use"
-        for tier, size in short.items()
-    )
-    cures = [f"--{tier}-memory {_at_least(needed[tier])}" for tier in short]
-    if made.preset != "auto":
-        cures.append("--preset auto, which moves rows away")
-    else:
-        cures.append("--allow-compression 1/100")
-    if made.forecast.memory["device"]["step"] > min(short.values()):
-        cures.append("a smaller --batch-size")
-    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {told}; give {', or '.join(cures)}")
-
-
-def _at_least(size: int) -> str:
-    """A size as a flag takes it, rounded up."""
-    for unit, power in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= 10 * power:
-            return f"{-(-size // power)}{unit}"
-    return f"{size}B"

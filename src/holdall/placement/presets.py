@@ -8,7 +8,7 @@
 | `el-rec` | EL-Rec (SC 2022) | those five the same way; of the others, hot rows on the device, the rest on the host |
 | `fpd` | the FPD layer | the five largest as Frobenius (8, 4), all on the device |
 | `fae` | FAE (arXiv:2103.00686) | hot rows on the device, the rest on the host, and batches that need no others |
-| `p2res` | P2RES | hot rows on every device, the rest sharded over the processes' hosts |
+| `p2res` | P2RES | hot rows on every device, as many as shorten the exchange; the rest sharded over processes' hosts |
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdall.errors import ConfigError, did_you_mean
+from holdall.parallel.cut import cut_lookups
 from holdall.placement.cost import Problem
 from holdall.placement.plan import StrategyName, TablePlan, Tail
 from holdall.tables import Dense, Frobenius, Method, TensorTrain
@@ -65,7 +66,19 @@ def fae(problem: Problem, hot_rows: HotRows) -> Choice:
 def p2res(problem: Problem, hot_rows: HotRows) -> Choice:
     if problem.world_size < 2:
         raise ConfigError("preset 'p2res' shards tables over processes: give --world-size 2 or more, or choose another")
-    return _split(problem, {}, hot_rows({}, "two-fold", "sharded"), "two-fold", "sharded")
+    row = problem.row_bytes + problem.state_bytes
+    cut = cut_lookups(
+        problem.lookups,
+        row_bytes=problem.row_bytes,
+        batch_size=problem.batch_size,
+        world_size=problem.world_size,
+        links=problem.hardware.collectives,
+        budget=row * sum(hot_rows({}, "two-fold", "sharded").values()),
+        held_bytes=row,
+        row_seconds=problem.row_seconds("host"),
+        lookup_seconds=problem.hardware.find.per_row,
+    )
+    return _split(problem, {}, cut.hot_rows, "two-fold", "sharded")
 
 
 PRESETS: dict[str, Callable[[Problem, HotRows], Choice]] = {

@@ -48,7 +48,7 @@ def initial_rows(rows: Tensor, dim: int, seed: int | Tensor, std: float | Tensor
 def fill_with_initial_rows(weight: Tensor, seed: int, std: float) -> None:
     """Give every row of a table its initial values, a block at a time."""
     num_rows, dim = weight.shape
-    block = max(1, BLOCK_NUMBERS // dim)
+    block = max(1, BLOCK_NUMBERS // dim) * (64 if weight.is_cuda else 1)  # a GPU has no use for small ones
     for start in range(0, num_rows, block):
         rows = torch.arange(start, min(start + block, num_rows), device=weight.device)
         weight[start : start + rows.numel()].copy_(initial_rows(rows, dim, seed, std))

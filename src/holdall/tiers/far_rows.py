@@ -10,13 +10,14 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError, TierError
 from holdall.sizes import readable_bytes
 from holdall.tables.initial_rows import initial_rows
@@ -163,6 +164,7 @@ class LazyRows(FarRows):
         super().__init__(store.tensor)
         self.store = store
         self.touched = torch.zeros(store.tensor.shape[0], dtype=torch.bool)
+        self.beginnings = beginnings
         self._beginnings = {torch.device("cpu"): beginnings}
 
     def read_raw(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -191,3 +193,28 @@ class LazyRows(FarRows):
 
     def write_slice(self, start: int, values: Tensor) -> None:
         self.write(torch.arange(start, start + values.shape[0]), values.cpu())
+
+
+def stored_rows(host: DensePack, folder: Path | None) -> tuple[FarRows, Callable[[str, Tensor], FarRows]]:
+    """Where the rows of a pack live, and a function that makes room for more of the same, by name and shape.
+
+    The storage of the pack itself; or, if it has none yet, memory or files (with a `folder`) of rows that take no place
+    until they are touched.
+    """
+    if not host.storage.is_meta:
+        return FarRows(host.storage), lambda name, like: FarRows(torch.zeros(like.shape, dtype=like.dtype))
+
+    def new(name: str, like: Tensor) -> FarRows:
+        if folder is None:
+            return FarRows(unreserved(like.shape, like.dtype))
+        return DiskRows(folder / f"{name}.rows", like.shape, like.dtype)
+
+    tables = host.tables.values()
+    seeds = [table.seed for table in tables if table.seed is not None]
+    assert len(seeds) == len(host.tables), "every table draws a seed"
+    beginnings = Beginnings(
+        starts=torch.tensor([host.starts[name] for name in host.tables]),
+        seeds=torch.tensor(seeds),
+        stds=torch.tensor([table.init_std for table in tables]),
+    )
+    return LazyRows(new("weight", host.storage), beginnings), new

@@ -17,7 +17,8 @@ from holdall.models.model import Model
 from holdall.tables.dense import DenseTable
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.renumbering import Renumbering
-from holdall.tiers.tiered_pack import TieredPack, Traffic
+from holdall.tiers.tiered_pack import TieredPack
+from holdall.tiers.traffic import Traffic
 
 
 class Tiers:
@@ -30,14 +31,30 @@ class Tiers:
         """Bring the rows a batch needs, before its lookup: what `Pipeline` does, for a step by hand."""
         for pack in self.packs:
             working = pack.needed(ids, self.bags.features)
-            pack.make_room(working.rows.numel())
+            pack.forward(working, [])
+            while num_rows := pack.num_missing(working):
+                pack.make_room(num_rows)
+                working = pack.needed(ids, self.bags.features, again=True)
+                pack.forward(working, [])
             pack.bring(working)
+            pack.enter(working)
             pack.working = working
 
     def count_hot(self, ids: Ids) -> None:
         """Take note of a batch that needed hot rows only."""
         for pack in self.packs:
             pack.count_hot(ids, self.bags.features)
+
+    def enter_hot(self, ids: Ids) -> None:
+        """Begin the step of a batch, on the device, that needs hot rows only: nothing is fetched for it."""
+        for pack in self.packs:
+            pack.working = pack.only_hot(ids, self.bags.features)
+            pack.enter(pack.working)
+
+    def leave_hot(self) -> None:
+        """After the update of such a step."""
+        for pack in self.packs:
+            pack.working = None
 
     def send_back(self) -> None:
         """Return those rows to the host, after their update."""
@@ -104,6 +121,7 @@ def place(
     num_rooms: int = 1,
     tails: Mapping[str, str] | None = None,
     folder: Path | None = None,
+    fetch_by: str = "copy",
 ) -> Tiers:
     """Leave the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
 
@@ -114,6 +132,10 @@ def place(
     Dense tables that were built on `meta` get rows that take no place until they are touched. `tails` says where the
     rows of each that are not hot live: `host`, as where it is silent; `disk`, in files under `folder`, which must not
     hold any yet; `device`, whole tables there, with nothing to move.
+
+    `fetch_by` says who moves rows between host and device: `copy`, the host gathers them and copies them in one piece;
+    `kernel`, a kernel on the device reads and writes them where they lie, for which the host's rows, all of them, are
+    locked in memory; `auto`, a kernel where it can and this machine's hardware.json does not say that it is slower.
     """
     bags = model.bags
     if any(pack.collects for pack in bags.packs):
@@ -135,7 +157,7 @@ def place(
             whole.append(pack)
             continue
         place_of = folder / str(number) if folder is not None and tail == "disk" else None
-        packs.append(TieredPack(pack, hot_rows, device, num_rooms=num_rooms, folder=place_of))
+        packs.append(TieredPack(pack, hot_rows, device, num_rooms=num_rooms, folder=place_of, fetch_by=fetch_by))
     if refreshes:
         for tiered in packs:
             tiered.renumbering = Renumbering(tiered)

@@ -12,8 +12,6 @@ state. Everything between (lookup, gradient, update) sees one storage on the dev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,62 +21,18 @@ from torch import Tensor
 from holdall.batch import Ids
 from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError
-from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows, unreserved
+from holdall.kernels.far_rows import ROOM_SHIFT, find, held_by
+from holdall.tiers.far_rows import FarRows, LazyRows, stored_rows
+from holdall.tiers.kernel_moves import KernelMoves, chosen
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.renumbering import Renumbering
+from holdall.tiers.rooms import grown
+from holdall.tiers.traffic import Traffic
 from holdall.tiers.transfer import Transfer
+from holdall.tiers.working_set import KernelSet, WorkingSet
 
-
-@dataclass
-class Traffic:
-    """Bytes moved between host and device, and what was looked up where."""
-
-    fetched: int = 0
-    """To the device: rows and their optimizer state."""
-    sent_back: int = 0
-    """To the host."""
-    flushed: int = 0
-    """Hot rows copied home or back, in slices: for checkpoints, never for a step."""
-    looked_at: int = 0
-    """To the device for lookups outside of steps, such as evaluations; not in `total`."""
-    fetched_rows: int = 0
-    lookups: int = 0
-    hot_lookups: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.fetched + self.sent_back + self.flushed
-
-
-@dataclass
-class WorkingSet:
-    """The rows outside the hot part of a step, distinct and ascending: row `rows[i]` is at place i of its room."""
-
-    rows: Tensor
-    """[U] int64 row numbers of the host's storage, where the ids are."""
-    located: Tensor | None = None
-    """[P, B] row numbers of the device's storage, as if the room were the first, for the ids of a one-hot batch."""
-    names: Sequence[str] = ()
-    """The tables of those P features."""
-    room: int = 0
-    forwarded: list[Forward] = field(default_factory=list)
-    """Rows that another room holds, newer than the host's."""
-    before: list[Tensor] | None = None
-    """Rows and state as they were fetched, where only what changed is sent back."""
-
-    @cached_property
-    def host_rows(self) -> Tensor:
-        """`rows` on the host; on a GPU this waits for it."""
-        return self.rows.cpu()
-
-
-@dataclass(frozen=True)
-class Forward:
-    """Places of a working set whose rows are to be taken from places of another one, once its step is done."""
-
-    source: WorkingSet
-    source_places: Tensor
-    places: Tensor
+REFILL_ROWS = 1 << 18
+"""Hot rows that are brought at a time when a pack is filled."""
 
 
 class TieredPack(DensePack):
@@ -92,6 +46,7 @@ class TieredPack(DensePack):
         *,
         num_rooms: int = 1,
         folder: Path | None = None,
+        fetch_by: str = "copy",
     ):
         for name in host.tables:
             if not 0 <= hot_rows[name] <= host.tables[name].num_rows:
@@ -100,7 +55,7 @@ class TieredPack(DensePack):
                 )
         self.host = host
         self.tables, self.starts = host.tables, host.starts
-        self.far, self._new_far = _far_rows(host, folder)
+        self.far, self._new_far = stored_rows(host, folder)
         self.collects, self.gradients = False, []
         self.hot_rows = {name: hot_rows[name] for name in host.tables}
         self.near_starts: dict[str, int] = {}
@@ -119,6 +74,8 @@ class TieredPack(DensePack):
         """Where each id's row is, once rows have changed places; None while id and place are one."""
         self.traffic = Traffic()
         self.transfer = Transfer(self.device)
+        self.moves = KernelMoves(self) if chosen(fetch_by, self.far, self.device) else None
+        """Kernels that reach the host's rows; None where the host copies them (`transfer`)."""
         self.working: WorkingSet | None = None
         self.all_hot = False
         """A promise that what is looked up now is hot: nothing is compared, so nothing waits for the device."""
@@ -127,6 +84,8 @@ class TieredPack(DensePack):
         self.settle: Callable[[], None] = lambda: None
         """Waits until every row that was sent back is home; a pipeline that sends them back later sets it."""
         self._columns: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor, Tensor]] = {}
+        self._entered: dict[torch.Size, Tensor] = {}
+        """Where located rows lie for kernels that are captured, by their shape."""
         self.refill()
 
     # --- what DensePack promises -------------------------------------------------------------------------------------
@@ -141,6 +100,8 @@ class TieredPack(DensePack):
         self.slots = make(self.storage)
         shapes = make(torch.empty(self.host.storage.shape, dtype=self.storage.dtype, device="meta"))
         self.far_slots = {slot: self._new_far(slot, state) for slot, state in shapes.items()}
+        if self.moves is not None:
+            self.moves.pin()
         return self.slots
 
     @property
@@ -166,9 +127,9 @@ class TieredPack(DensePack):
     def locate(self, ids: Tensor, names: Sequence[str], which: Tensor | None = None) -> Tensor:
         """Row numbers of the device's storage; the rows are there, or on their way (see `gather`)."""
         working = self.working
-        if working is not None and working.located is not None and list(names) == working.names:
-            return self._in_room(working.located.t(), working.room)
-        hot, near, far = self._column_tensors(names, ids.device)
+        if working is not None and working.located is not None and list(names) == list(working.names):
+            return self._in_its_room(working) if working.entered is None else working.entered
+        hot, near, far = self.column_tensors(names, ids.device)
         if which is not None:
             hot, near, far = hot[which], near[which], far[which]
         places = ids if self.renumbering is None else self.renumbering.places(ids, far)
@@ -178,19 +139,29 @@ class TieredPack(DensePack):
         is_cold = places >= hot
         cold = (far + places)[is_cold]
         if working is None:  # nobody brought the rows: an evaluation, or a model called by hand
-            self.settle()
-            working = WorkingSet(torch.unique(cold), room=self.num_rooms)
-            self.make_room(working.rows.numel())
-            before = self.traffic.fetched
-            self.bring(working)
-            self.traffic.looked_at += self.traffic.fetched - before
-            self.traffic.fetched = before
+            working = self._look_at(torch.unique(cold))
         found[is_cold] = self.num_hot + torch.searchsorted(working.rows, cold)
         return self._in_room(found, working.room)
+
+    def _look_at(self, rows: Tensor) -> WorkingSet:
+        """Rows in the room for lookups outside of steps."""
+        self.settle()
+        self.make_room(rows.numel())
+        working = WorkingSet(rows) if self.moves is None else self.moves.of_rows(rows, rows.numel())
+        working.room = self.num_rooms
+        before = self.traffic.fetched
+        self.bring(working)
+        self.traffic.fetched = before
+        self.traffic.looked_at += rows.numel() * self._row_bytes()
+        return working
 
     def _in_room(self, rows: Tensor, room: int) -> Tensor:
         """Row numbers as if the room were the first -> row numbers."""
         return rows if room == 0 else rows + (rows >= self.num_hot) * (room * self.room_rows)
+
+    def _in_its_room(self, working: WorkingSet) -> Tensor:
+        assert working.located is not None
+        return working.located if working.in_room else self._in_room(working.located, working.room)
 
     def gather(self, rows: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """`look_up(storage, rows)`; while rows are on their way, the others first."""
@@ -218,66 +189,143 @@ class TieredPack(DensePack):
         self.traffic.lookups += lookups
         self.traffic.hot_lookups += lookups
 
-    def needed(self, ids: Ids, features: Mapping[str, str]) -> WorkingSet:
-        """What a batch looks up outside the hot part, found where its ids are; on a GPU this waits for it."""
+    def only_hot(self, ids: Ids, features: Mapping[str, str]) -> WorkingSet:
+        """The working set of a batch that looks up hot rows only, which is not checked: it has no rows."""
+        nothing = torch.empty(0, dtype=torch.int64, device=ids.values.device)
+        if ids.offsets is not None:
+            return WorkingSet(nothing)
+        positions = [place for place, name in enumerate(features.values()) if name in self.tables]
+        names = [name for name in features.values() if name in self.tables]
+        _, near, _ = self.column_tensors(names, ids.values.device)
+        places = ids.values if len(names) == ids.num_features else torch.stack([ids.values[at] for at in positions])
+        return WorkingSet(nothing, (places + near[:, None]).t(), names)
+
+    def needed(self, ids: Ids, features: Mapping[str, str], *, room: int = 0, again: bool = False) -> WorkingSet:
+        """What a batch looks up outside the hot part, and is to have in a room; `again` if it was asked before.
+
+        On a GPU this waits for it, unless kernels move the rows."""
         names = [name for name in features.values() if name in self.tables]
         positions = [place for place, name in enumerate(features.values()) if name in self.tables]
-        hot, near, far = self._column_tensors(names, ids.values.device)
+        columns = self.column_tensors(names, ids.values.device)
         if ids.offsets is None:
             places = ids.values if len(positions) == ids.num_features else ids.values[positions]
-            hot, near, far = hot[:, None], near[:, None], far[:, None]
+            starts = columns[2][:, None]
         else:
             pieces = [ids.bag(position)[0] for position in positions]
             lengths = torch.tensor([piece.numel() for piece in pieces], device=ids.values.device)
             which = torch.repeat_interleave(lengths)
-            places, hot, far = torch.cat(pieces), hot[which], far[which]
-        self.traffic.lookups += places.numel()
+            places, starts = torch.cat(pieces), columns[2][which]
+        if not again:
+            self.traffic.lookups += places.numel()
         if self.renumbering is not None:
-            self.renumbering.count(places, far)
-            places = self.renumbering.places(places, far)
-        is_cold = places >= hot
-        cold = (far + places)[is_cold]
-        self.traffic.hot_lookups += places.numel() - cold.numel()
-        if ids.offsets is not None:
-            return WorkingSet(torch.unique(cold))
-        rows, inverse = torch.unique(cold, return_inverse=True)
-        located = near + places
-        located[is_cold] = self.num_hot + inverse
-        return WorkingSet(rows, located, names)
+            if not again:
+                self.renumbering.count(places, starts)
+            places = self.renumbering.places(places, starts)
+        if ids.offsets is None and self.moves is not None:
+            return self.moves.find(places, names, columns, room)
+        if ids.offsets is None:
+            rows, located, num_far = find(places, torch.stack(columns, dim=1), self.num_hot)
+            working = WorkingSet(rows, located, names)
+        else:
+            cold = (starts + places)[places >= columns[0][which]]
+            rows, num_far = torch.unique(cold), cold.numel()
+            working = WorkingSet(rows) if self.moves is None else self.moves.of_rows(rows, num_far)
+        if not again:
+            self.traffic.hot_lookups += places.numel() - num_far
+        working.room = room
+        return working
+
+    def forward(self, working: WorkingSet, newest_first: Sequence[WorkingSet]) -> None:
+        """Note which rows of a set the rooms of other steps hold, each from the newest that does."""
+        if isinstance(working, KernelSet):
+            assert self.moves is not None
+            self.moves.forward(working, newest_first)
+            self.moves.announce(working)
+        elif newest_first:
+            source = held_by(working.rows, [(other.room, other.rows) for other in reversed(newest_first)])
+            held = (source >= 0).nonzero()[:, 0]
+            if held.numel():
+                working.source, working.held = source[held], held
+                working.fetched = (source < 0).nonzero()[:, 0]
+
+    def num_missing(self, working: WorkingSet) -> int:
+        """How many rows the room of a set must have that it has not; on a GPU this may wait for it. 0: all fit."""
+        if not isinstance(working, KernelSet):
+            return working.rows.numel() if working.rows.numel() > self.room_rows else 0
+        assert self.moves is not None
+        far, rows, _ = working.numbers()
+        if far > working.num_listed or rows > working.rows.numel():
+            return self.moves.grow(working)
+        return self.room_rows if working.rows.numel() != self.room_rows else 0  # found in rooms of another size
 
     def bring(self, working: WorkingSet, *, keep: bool = False) -> None:
-        """Copy the rows of a working set and their state from the host into its room, but for forwarded ones.
+        """Copy the rows of a working set and their state from the host into its room, but for those others hold.
 
         With `keep`, remember them, so that `take_home` can add what changed instead of replacing what is there.
         """
-        rows, host_rows, places = working.rows, working.host_rows, None
-        if working.forwarded:
-            mine = torch.ones(rows.numel(), dtype=torch.bool, device=rows.device)
-            for forward in working.forwarded:
-                mine[forward.places] = False
-            places = mine.nonzero()[:, 0]
-            rows = rows[places]
-            host_rows = rows.cpu()
+        if isinstance(working, KernelSet):
+            assert self.moves is not None
+            self.moves.fetch(working)
+            return
+        if working.rows.numel() > self.room_rows:
+            return  # whoever computes the step sees that, and makes room
+        rows = working.rows if working.fetched is None else working.rows[working.fetched]
+        host_rows = working.host_rows if working.fetched is None else rows.cpu()
         if rows.numel():
-            for far, room in zip(self.far_rows(), self._room(working), strict=True):
-                self.traffic.fetched += self.transfer.fetch(far, host_rows, rows, room, places)
+            written = self.transfer.written(self.far, host_rows)
+            self.traffic.fetched += 0 if written is None else written.num_bytes
+            for far, room in zip(self.far_rows(), self.room(working), strict=True):
+                self.traffic.fetched += self.transfer.fetch(far, host_rows, rows, room, working.fetched, written)
             self.traffic.fetched_rows += rows.numel()
         if keep:
-            working.before = [room.clone() for room in self._room(working)]
+            working.before = [room.clone() for room in self.room(working)]
 
     def take_forwarded(self, working: WorkingSet) -> None:
         """Copy the rows that other rooms hold, now that their steps are done."""
-        for forward in working.forwarded:
-            for there, here in zip(self._room(forward.source), self._room(working), strict=True):
-                here.index_copy_(0, forward.places, there.index_select(0, forward.source_places))
+        if isinstance(working, KernelSet):
+            assert self.moves is not None
+            self.moves.take(working)
+        elif working.source is not None and working.held is not None:
+            rooms, places = working.source >> ROOM_SHIFT, working.source & ((1 << ROOM_SHIFT) - 1)
+            there = self.num_hot + rooms * self.room_rows + places
+            here = self.num_hot + working.room * self.room_rows + working.held
+            for near in self.near_tensors():
+                near.index_copy_(0, here, near.index_select(0, there))
+
+    def enter(self, working: WorkingSet) -> None:
+        """Begin the step of a working set, all of whose rows are in its room.
+
+        On a GPU, where each lookup finds its row is copied to an address that is the same for every step: kernels that
+        were captured in a graph read it there.
+        """
+        if working.located is not None and self.device.type == "cuda":
+            shape = working.located.shape
+            if shape not in self._entered:
+                narrow = torch.int32 if self.storage.shape[0] < 2**31 else torch.int64
+                self._entered[shape] = torch.empty(shape, dtype=narrow, device=self.device)
+            working.entered = self._entered[shape].copy_(self._in_its_room(working))
 
     def take_home(self, working: WorkingSet) -> None:
         """Copy the rows of a working set, updated, to the host: or add what changed, where `bring` kept them."""
+        if isinstance(working, KernelSet):
+            assert self.moves is not None
+            self.moves.send_back(working)
+            num_far, num_rows, num_held = working.numbers()
+            if working.located is not None:
+                self.traffic.hot_lookups += working.located.numel() - num_far
+            self.traffic.fetched_rows += num_rows - num_held
+            self.traffic.fetched += (num_rows - num_held) * self._row_bytes()
+            self.traffic.sent_back += num_rows * self._row_bytes()
+            return
         if working.rows.numel() == 0:
             return
-        for number, (far, room) in enumerate(zip(self.far_rows(), self._room(working), strict=True)):
+        for number, (far, room) in enumerate(zip(self.far_rows(), self.room(working), strict=True)):
             before = None if working.before is None else working.before[number]
             self.traffic.sent_back += self.transfer.send_back(far, working.host_rows, working.rows, room, before)
+
+    def _row_bytes(self) -> int:
+        """Bytes of a row and its state."""
+        return sum(near[:1].nbytes for near in self.near_tensors())
 
     def make_room(self, num_rows: int) -> None:
         """Rooms for so many rows each; they grow by a quarter more, so that they seldom have to.
@@ -287,17 +335,10 @@ class TieredPack(DensePack):
         if num_rows <= self.room_rows:
             return
         before, self.room_rows = self.room_rows, num_rows + num_rows // 4 + 16
-        self.storage = self._grown(self.storage, before)
-        self.slots = {slot: self._grown(state, before) for slot, state in self.slots.items()}
-
-    def _grown(self, tensor: Tensor, before: int) -> Tensor:
-        """A tensor with larger rooms that holds what this one holds, in rooms of `before` rows."""
-        larger = tensor.new_zeros(self.num_hot + (self.num_rooms + 1) * self.room_rows, *tensor.shape[1:])
-        larger[: self.num_hot].copy_(tensor[: self.num_hot])
-        for room in range(self.num_rooms + 1 if before else 0):
-            start, old = self.num_hot + room * self.room_rows, self.num_hot + room * before
-            larger[start : start + before].copy_(tensor[old : old + before])
-        return larger
+        names, tensors = list(self.slots), self.near_tensors()
+        self.storage, self.slots = self.storage[:0].clone(), {}
+        self.storage, *slots = grown(tensors, self.num_hot, self.num_rooms + 1, (before, self.room_rows))
+        self.slots = dict(zip(names, slots, strict=True))
 
     def near_tensors(self) -> list[Tensor]:
         """The device's weights and optimizer state."""
@@ -307,7 +348,7 @@ class TieredPack(DensePack):
         """The host's weights and optimizer state, in the order of `near_tensors`."""
         return [self.far, *(self.far_slots[slot] for slot in self.slots)]
 
-    def _room(self, working: WorkingSet) -> list[Tensor]:
+    def room(self, working: WorkingSet) -> list[Tensor]:
         """The rows of a working set, weights and state, as views of its room."""
         start = self.num_hot + working.room * self.room_rows
         return [near[start : start + working.rows.numel()] for near in self.near_tensors()]
@@ -330,11 +371,28 @@ class TieredPack(DensePack):
                     here = near[self.near_starts[name] : self.near_starts[name] + rows]
                     if home:
                         far.write_slice(self.starts[name], here)
+                        self.traffic.flushed += here.nbytes
                     else:
-                        here.copy_(far.read_slice(self.starts[name], self.starts[name] + rows))
-                    self.traffic.flushed += here.nbytes
+                        self.traffic.flushed += self._refill(far, here, self.starts[name])
 
-    def _column_tensors(self, names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _refill(self, far: FarRows, here: Tensor, start: int) -> int:
+        """Copy rows from `start` on, a block at a time; the bytes moved.
+
+        How lazy ones begin is worked out where they go: nothing is moved while none was ever written.
+        """
+        stop = start + here.shape[0]
+        begins = isinstance(self.far, LazyRows) and not bool(self.far.touched[start:stop].any())
+        if not begins and (self.device.type == "cpu" or not isinstance(far, LazyRows)):
+            here.copy_(far.read_slice(start, stop))
+            return here.nbytes
+        for first in range(start, stop, REFILL_ROWS):
+            rows = torch.arange(first, min(stop, first + REFILL_ROWS), device=self.device)
+            block = here[first - start : first - start + REFILL_ROWS]
+            stored = torch.zeros_like(block) if begins else far.tensor[first : first + rows.numel()].to(self.device)
+            block.copy_(far.decode_(rows, stored))
+        return 0 if begins else here.nbytes
+
+    def column_tensors(self, names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Hot rows, start on the device and start on the host of each of these tables; kept, as `start_tensor`'s."""
         key = (tuple(names), device)
         if key not in self._columns:
@@ -342,28 +400,3 @@ class TieredPack(DensePack):
             hot, near, far = (torch.tensor([column[name] for name in names], device=device) for column in columns)
             self._columns[key] = (hot, near, far)
         return self._columns[key]
-
-
-def _far_rows(host: DensePack, folder: Path | None) -> tuple[FarRows, Callable[[str, Tensor], FarRows]]:
-    """Where the rows of a pack live, and a function that makes room for more of the same, by name and shape.
-
-    The storage of the pack itself; or, if it has none yet, memory or files (with a `folder`) of rows that take no place
-    until they are touched.
-    """
-    if not host.storage.is_meta:
-        return FarRows(host.storage), lambda name, like: FarRows(torch.zeros(like.shape, dtype=like.dtype))
-
-    def new(name: str, like: Tensor) -> FarRows:
-        if folder is None:
-            return FarRows(unreserved(like.shape, like.dtype))
-        return DiskRows(folder / f"{name}.rows", like.shape, like.dtype)
-
-    tables = host.tables.values()
-    seeds = [table.seed for table in tables if table.seed is not None]
-    assert len(seeds) == len(host.tables), "every table draws a seed"
-    beginnings = Beginnings(
-        starts=torch.tensor([host.starts[name] for name in host.tables]),
-        seeds=torch.tensor(seeds),
-        stds=torch.tensor([table.init_std for table in tables]),
-    )
-    return LazyRows(new("weight", host.storage), beginnings), new

@@ -35,10 +35,13 @@ class CapturedStep:
         optimizers: Optimizers,
         batch_size: int,
         addresses: Callable[[], Hashable] = tuple,
+        settle: Callable[[], None] = lambda: None,
     ):
         self._backward, self._optimizers, self._batch_size = backward, optimizers, batch_size
         self._addresses = addresses
         """Where what the step works on lies: when that changes, a new graph is captured."""
+        self._settle = settle
+        """Makes other threads leave the device alone, while a step is tried or captured."""
         self._captured_at: Hashable = None
         self.why_not = optimizers.why_not_captured()
         self.replays = 0
@@ -86,6 +89,7 @@ class CapturedStep:
         """A step without a graph; with `probe`, first find out whether one waits for the device."""
         assert self._batch is not None
         if probe:
+            self._settle()
             try:
                 with _no_waiting():
                     self._backward(self._batch)
@@ -101,6 +105,7 @@ class CapturedStep:
 
     def _capture(self) -> None:
         assert self._batch is not None
+        self._settle()
         self._graph = None  # its memory first
         self._captured_at = self._addresses()
         graph = torch.cuda.CUDAGraph()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
 
-from holdall.errors import ConfigError, did_you_mean
-from holdall.models import Model, ModelConfig, configuration
+from holdall.errors import ConfigError
+from holdall.models import Model
+from holdall.models.settings import ModelSettings
 from holdall.schema import Schema
-from holdall.settings import overlay
+from holdall.settings import name_and_value, overlay, plain_value
 from holdall.sizes import parse_bytes
 from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
@@ -30,23 +31,8 @@ OPTIONAL_COUNTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(ModelSettings):
     """Settings of a training run."""
-
-    model: str = "dlrm"
-    """Model to train: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1."""
-    dim: int | None = None
-    """Numbers in a table's row; the model's own when absent."""
-    bottom: tuple[int, ...] | None = None
-    """Hidden layers of the bottom MLP; the model's own when absent."""
-    top: tuple[int, ...] | None = None
-    """Hidden layers of the top MLP; the model's own when absent."""
-    interaction: Literal["dot", "concat"] | None = None
-    """How vectors meet; the model's own when absent."""
-    model_setting: tuple[str, ...] = ()
-    """Further settings of the model, such as factors=16 (ncf), rank=64 (dcn) or event=15,15 (tbsm)."""
-    model_scale: float = 1.0
-    """Factor by which the hidden layers of the named configuration are made wider or narrower."""
 
     method: str | None = None
     """How large tables are stored: tensor_train, frobenius, hashed, ... or auto; dense when absent."""
@@ -86,6 +72,9 @@ class TrainConfig:
 
     prefetch: int = 0
     """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch; two-fold: 0 or 1."""
+    fetch_by: Literal["auto", "kernel", "copy"] = "auto"
+    """What moves rows between the host and a GPU: copy, the host gathers them and copies them in one piece; kernel, a
+    kernel on the GPU reaches them where they lie, and all of them are locked in memory; auto, the faster of the two."""
     consistency: Literal["exact", "stale"] = "exact"
     """What a row fetched ahead may miss: nothing (the result is that of --prefetch 0), or the steps in between."""
 
@@ -225,6 +214,8 @@ class TrainConfig:
             raise ConfigError("--clip-norm needs the norm of all gradients, which no process of --strategy local has")
         if self.prefetch < 0:
             raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
+        if self.fetch_by == "kernel" and (not (needs_hot or self.plan) or self.consistency == "stale"):
+            raise ConfigError("--fetch-by kernel goes with split and hot-batches, and with --consistency exact")
         if self.prefetch and not has_hot:
             raise ConfigError(
                 f"--prefetch goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
@@ -253,21 +244,6 @@ class TrainConfig:
             raise ConfigError("--method auto needs a --budget to work towards, such as --budget 16MB")
         else:
             self._given_method()
-
-    def model_config(self) -> ModelConfig:
-        """The named configuration, scaled, with the sizes that were given in its place."""
-        named = configuration(self.model).scaled(self.model_scale)
-        known = {field.name for field in fields(named)}  # type: ignore[arg-type]
-        given = {name: getattr(self, name) for name in ("dim", "bottom", "top", "interaction")}
-        given = {name: value for name, value in given.items() if value is not None}
-        for pair in self.model_setting:
-            name, value = _name_and_value(pair, "--model-setting")
-            several = "," in value or isinstance(getattr(named, name, None), tuple)
-            given[name] = _listed(value) if several else _plain_value(value)
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{named.family} has no '{name}'{did_you_mean(name, known)}")
-        return overlay(named, given, f"model {self.model}")
 
     def build_model(
         self, schema: Schema, *, device: torch.device | str = "cpu", dense_device: torch.device | str | None = None
@@ -310,8 +286,8 @@ class TrainConfig:
         if self.rank is not None:
             document["rank"] = self.rank
         for pair in self.setting:
-            name, value = _name_and_value(pair, "--setting")
-            document[name] = {"method": value} if value in METHODS else _plain_value(value)
+            name, value = name_and_value(pair, "--setting")
+            document[name] = {"method": value} if value in METHODS else plain_value(value)
         return method_from_json(document)
 
     def optimizer_config(self) -> OptimizerConfig:
@@ -332,27 +308,3 @@ class TrainConfig:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> TrainConfig:
         return overlay(cls(), document, "the settings of the run")
-
-
-def _name_and_value(pair: str, flag: str) -> tuple[str, str]:
-    name, equals, value = pair.partition("=")
-    if not equals:
-        raise ConfigError(f"{flag} takes name=value, not {pair!r}")
-    return name.replace("-", "_"), value
-
-
-def _listed(text: str) -> tuple[Any, ...]:
-    """Values with commas between them."""
-    return tuple(_plain_value(item) for item in text.split(",") if item)
-
-
-def _plain_value(text: str) -> int | float | bool | str:
-    """A setting's value from the command line: a number or true/false where it reads as one."""
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -25,6 +25,7 @@ from holdall.errors import ConfigError, did_you_mean
 from holdall.kernels import row_update
 from holdall.kernels.path import takes_triton
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import keys
 from holdall.tables import Table
 from holdall.training.dense_optimizers import StepScalars, torch_optimizer
@@ -279,8 +280,10 @@ class Optimizers:
     @torch.no_grad()
     def apply(self) -> None:
         """What the device does for a step, after `prepare`: update with the gradients of the backward, clear them."""
-        if self._torch is not None:
-            self._torch.step()
+        device = torch.device("cpu") if self._scalars is None else self._scalars.values.device
+        with beside(device) as other:  # small kernels, in a graph beside the large ones of the rows
+            if self._torch is not None:
+                self._torch.step()
         for rows in self._rows:
             if rows.summed is None and self._fuses(rows):
                 self._fused_update(rows)
@@ -291,6 +294,7 @@ class Optimizers:
                 self._update(rows)(rows.weight, *rows.summed, **rows.slots)
         for table in self._self_updating:
             table.apply_gradients(self.table_lr * self._factor)
+        other.join()
         self._scale = None
         self.zero_grad()
 
@@ -384,7 +388,8 @@ def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[RowGroup]:
                 pack.collects = True
                 names = {full_names[id(table.weight)]: name for name, table in pack.tables.items()}
                 taken.update(id(table.weight) for table in pack.tables.values())
-                yield RowGroup(names, config, pack, pack.storage)
+                # Not its storage itself: a pack may make another one, and the old one's memory is wanted back then.
+                yield RowGroup(names, config, pack, torch.empty(0))
     for module in model.modules():
         if isinstance(module, Table):
             for parameter in module.row_parameters().values():

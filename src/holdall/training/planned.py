@@ -26,7 +26,8 @@ def follow(config: TrainConfig, schema: Schema, out: Path, *, resume: bool = Fal
     plan.check(schema)
     if plan.world_size > 1:
         raise ConfigError(
-            f"{config.plan} is for {plan.world_size} processes, and this is one: plan with --world-size 1"
+            f"{config.plan} is for {plan.world_size} processes, and plans are followed by one: plan with --world-size "
+            f"1, or give torchrun --strategy {plan.strategy}"
         )
     settings = _settings(config, plan)
     copy = out / PLAN_FILE
@@ -63,13 +64,23 @@ def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
     return decided
 
 
+ONE_CALL = ("dense", "update")
+"""Stages that are compared as one: the backward of tables, which a plan counts with their update, is measured with that
+of the dense part."""
+
+
 def compared(plan: Plan, measured: dict[str, float], step_seconds: float) -> list[dict[str, float | str | None]]:
     """Predicted and measured seconds of every stage that has both, and of the step."""
     if plan.forecast is None:
         return []
+    seconds = plan.forecast.seconds
     rows: list[dict[str, float | str | None]] = [
-        {"stage": stage, "predicted": seconds, "measured": measured.get(stage)}
-        for stage, seconds in plan.forecast.seconds.items()
-        if stage in measured or seconds > 0
+        {"stage": stage, "predicted": predicted, "measured": measured.get(stage)}
+        for stage, predicted in seconds.items()
+        if stage not in ONE_CALL and (stage in measured or predicted > 0)
     ]
+    both = sum(measured.get(stage, 0.0) for stage in ONE_CALL)
+    rows.append(
+        {"stage": " and ".join(ONE_CALL), "predicted": sum(seconds[stage] for stage in ONE_CALL), "measured": both}
+    )
     return [*rows, {"stage": "step", "predicted": plan.forecast.step_seconds, "measured": step_seconds}]

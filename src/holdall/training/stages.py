@@ -1,11 +1,13 @@
-"""How long the stages of a step take, beside what a plan predicted of them."""
+"""How long the stages of a step take, to be compared with what a plan predicted of them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import fmean, median
 from typing import TypeVar
 
 import torch
@@ -16,15 +18,21 @@ EVERY = 16
 """On a GPU, one step in so many is measured: each stage waits for the device then."""
 
 
+KEPT = 1024
+"""Times of a stage that are kept, the latest."""
+
+
 class StageTimes:
-    """Mean seconds of every stage over the steps that were measured; safe to use from several threads."""
+    """Seconds of every stage in the steps that were measured; safe to use from several threads."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
         self._device = device
         self._lock = threading.Lock()
-        self._seconds: dict[str, float] = {}
-        self._times: dict[str, int] = {}
+        self.now: Callable[[], float] = time.perf_counter
+        """The clock."""
+        self.taken: dict[str, deque[float]] = {}
+        """Seconds by stage, in the order in which they were measured."""
         self._measures = not self._on_gpu
 
     def begin_step(self, step: int) -> None:
@@ -44,14 +52,13 @@ class StageTimes:
         waits = waits and self._on_gpu
         if waits:
             torch.cuda.synchronize(self._device)
-        start = time.perf_counter()
+        start = self.now()
         yield
         if waits:
             torch.cuda.synchronize(self._device)
-        seconds = time.perf_counter() - start
+        seconds = self.now() - start
         with self._lock:
-            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-            self._times[name] = self._times.get(name, 0) + 1
+            self.taken.setdefault(name, deque(maxlen=KEPT)).append(seconds)
 
     def drawn(self, items: Iterator[Item], name: str = "read") -> Iterator[Item]:
         """The items, each draw measured as a stage."""
@@ -63,6 +70,11 @@ class StageTimes:
             yield item
 
     def means(self) -> dict[str, float]:
-        """Seconds a step of every stage that was measured."""
+        """Mean seconds of every stage that was measured."""
         with self._lock:
-            return {name: seconds / self._times[name] for name, seconds in self._seconds.items()}
+            return {name: fmean(taken) for name, taken in self.taken.items()}
+
+    def medians(self) -> dict[str, float]:
+        """Median seconds of every stage that was measured: what a step takes when nothing disturbs it."""
+        with self._lock:
+            return {name: median(taken) for name, taken in self.taken.items()}

@@ -188,11 +188,16 @@ class Step:
             why_not = f"the device is {self.device}"
         elif self.processes.world_size > 1:
             why_not = "processes meet in every step"
-        elif self.config.strategy in ("host", "split"):
-            why_not = f"--strategy {self.config.strategy} moves rows between steps"
+        elif self.config.strategy == "host":
+            why_not = "--strategy host looks tables up on the host"
         if why_not is None:
-            addresses = self.strategy.addresses
-            return CapturedStep(self._backward_captured, self.optimizers, self.config.batch_size, addresses)
+            return CapturedStep(
+                self._backward_captured,
+                self.optimizers,
+                self.config.batch_size,
+                self.strategy.addresses,
+                self.strategy.settle,
+            )
         if self.config.cuda_graph == "on":
             raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
         return None

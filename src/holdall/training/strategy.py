@@ -20,19 +20,18 @@ from holdall.bags import module_name
 from holdall.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
-from holdall.errors import ConfigError
 from holdall.models.model import LookedUp, Model
 from holdall.parallel.processes import ALONE, Processes
 from holdall.placement.plan import Plan
-from holdall.popularity.hot import count_lookups, hot_inputs, hot_rows, ranked_rows, smallest_useful_budget
+from holdall.popularity.hot import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
-from holdall.sizes import parse_bytes, readable_bytes
+from holdall.sizes import parse_bytes
 from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
 from holdall.training.copy_ahead import copied_ahead
-from holdall.training.hot_batches import HotBatches, Segment
+from holdall.training.hot_batches import Segment
 from holdall.training.optimizers import Optimizers, SquaredNorm, state_bytes_per_row
 from holdall.training.stages import StageTimes
 
@@ -130,6 +129,9 @@ class Strategy:
         """Where the tables are that such a step works on."""
         return tuple(pack.storage.data_ptr() for pack in self.model.bags.packs)
 
+    def settle(self) -> None:
+        """Wait until no other thread of this process has work for the device."""
+
     @contextmanager
     def tables_at_home(self) -> Iterator[None]:
         """Inside, the model's parameters and the optimizer's state are as a checkpoint should hold them."""
@@ -195,7 +197,7 @@ class Split(Strategy):
     tiers: Tiers
 
     def _build_model(self) -> Model:
-        model = self.config.build_model(self.data.schema, dense_device="meta")
+        model = self.config.build_model(self.data.schema, device=self.device, dense_device="meta")
         packed = {name for pack in model.bags.packs for name in pack.tables}
         everything = {name: model.bags.table(name).num_rows for name in dict.fromkeys(model.bags.features.values())}
         self.row_bytes = model.bags.dim * 4 + state_bytes_per_row(self.config.optimizer_config(), model.bags.dim)
@@ -211,10 +213,12 @@ class Split(Strategy):
             num_rooms=rooms_for(config.prefetch),
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
+            fetch_by="copy" if config.consistency == "stale" else config.fetch_by,
         )
-        forecast = None if self.plan is None else self.plan.forecast
-        if forecast is not None and len(self.tiers.packs) == 1:
-            self.tiers.packs[0].make_room(forecast.staging_rows)  # at once what steps will need
+        if self.plan is not None and self.plan.forecast is not None:
+            for pack in self.tiers.packs:  # at once what steps will need
+                tail = self.plan.table(next(iter(pack.tables))).tail
+                pack.make_room(self.plan.forecast.staging_rows.get(tail, 0))
         self.pipeline = Pipeline(
             self.tiers,
             config.prefetch,
@@ -238,6 +242,14 @@ class Split(Strategy):
         self.pipeline.finish_step()
         if self.config.refresh_hot is not None and step % self.config.refresh_hot == 0:
             self.pipeline.refresh()
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether all rows of the step under way are on the device, at addresses that a graph knows."""
+        return all(pack.working is not None and pack.working.entered is not None for pack in self.tiers.packs)
+
+    def settle(self) -> None:
+        self.pipeline.settle()
 
     @contextmanager
     def tables_at_home(self) -> Iterator[None]:
@@ -265,67 +277,5 @@ class Split(Strategy):
         return {
             "hot_share_of_lookups": traffic.hot_lookups / lookups,
             "moved_bytes_per_sample": traffic.total / lookups * len(self.model.bags.features),
+            "flushed_bytes_per_sample": traffic.flushed / lookups * len(self.model.bags.features),
         }
-
-
-class HotBatchesStrategy(Split):
-    """`hot-batches`: as `split`, with inputs that need hot rows only in batches of their own (FAE)."""
-
-    _hot = False
-    """Whether the segment under way is one of hot batches."""
-
-    def _build_loader(self) -> HotBatches:
-        is_hot = hot_inputs(self.data, self.limits)
-        if not is_hot.any():
-            enough = smallest_useful_budget(self.data, self._lookups(), self.row_bytes)
-            given = "the plan's hot rows" if self.plan is not None else f"--hot-bytes {self.config.hot_bytes}"
-            raise ConfigError(
-                f"no input of {self.data.folder} is fully hot within {given}: about {readable_bytes(enough)} would "
-                f"make a tenth of them hot, or use --strategy split"
-            )
-        return HotBatches(self.data, is_hot, self.config.batch_size, seed=self.config.seed)
-
-    def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
-        return self.loader.segments(epoch, start_batch)
-
-    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
-        """Hot batches need nothing fetched: they go straight to the device, and their steps may be captured."""
-        self._hot = segment.kind == "hot"
-        if not self._hot:
-            yield from super().on_device(segment, step)
-            return
-        for batch, moved in copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids)):
-            self.tiers.count_hot(batch.ids)
-            yield batch, moved
-
-    def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
-        for pack in self.tiers.packs:
-            pack.all_hot = self._hot
-        try:
-            return super().lookup(batch, moved)
-        finally:
-            for pack in self.tiers.packs:
-                pack.all_hot = False
-
-    def after_step(self, step: int) -> None:
-        if not self._hot:
-            super().after_step(step)
-
-    @property
-    def moves_nothing(self) -> bool:
-        return self._hot
-
-    def after_cycle(self, loss: float) -> None:
-        self.loader.interleaving.after(loss)
-
-    def measures(self) -> dict[str, float]:
-        shares = {"hot_share_of_inputs": self.loader.hot_share, "hot_batch_rate": self.loader.interleaving.rate}
-        return {**super().measures(), **shares}
-
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    "plain": Strategy,
-    "host": HostTables,
-    "split": Split,
-    "hot-batches": HotBatchesStrategy,
-}

@@ -1,0 +1,50 @@
+"""How rows get from the host to a GPU and back: by a kernel that reaches them, or gathered by the host and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdall.errors import ConfigError
+from holdall.placement.hardware import Hardware, Line, default_path, interpolate, machine_identity
+
+PINNED = "pinned"
+"""The tier of `Hardware.gather` and `scatter` that is host memory as kernels of the device reach it."""
+
+
+def seconds_by_path(hardware: Hardware, row_bytes: int, num_rows: int) -> dict[str, float] | None:
+    """Seconds of fetching so many rows and sending them back, by `kernel` and by `copy`; None where not measured."""
+    copies = ("to_device_pinned", "to_host_pinned")
+    if PINNED not in hardware.gather or PINNED not in hardware.scatter or not all(c in hardware.copy for c in copies):
+        return None
+
+    def moved(tier: str) -> float:
+        return sum(_at(lines[tier], row_bytes).seconds(num_rows) for lines in (hardware.gather, hardware.scatter))
+
+    copied = sum(hardware.copy[copy].seconds(num_rows * row_bytes) for copy in copies)
+    return {"kernel": moved(PINNED), "copy": moved("host") + copied}
+
+
+def _at(lines: Mapping[str, Line], width: int) -> Line:
+    """Between measured sizes of a row on a straight line, beyond the largest in proportion."""
+    points = sorted((int(size), line) for size, line in lines.items())
+    nearest = min(points, key=lambda point: abs(point[0] - width))[1]
+    each = interpolate([size for size, _ in points], [line.each for _, line in points], width)
+    return Line(nearest.base, each)
+
+
+def kernel_is_faster(row_bytes: int, num_rows: int) -> bool:
+    """What this machine's hardware.json, where it is kept when no file is named, says of the two.
+
+    Yes where there is none, or it is another machine's or from before this was measured: a kernel leaves the host free.
+    """
+    path = default_path()
+    if not path.exists():
+        return True
+    try:
+        hardware = Hardware.load(path)
+    except ConfigError:  # damaged: whoever plans with it is told
+        return True
+    seconds = seconds_by_path(hardware, row_bytes, num_rows)
+    if seconds is None or hardware.machine.get("id") != machine_identity()["id"]:
+        return True
+    return seconds["kernel"] <= seconds["copy"]

@@ -1,0 +1,197 @@
+"""Rows of a step moved by kernels that read and write the host's memory: the host never learns which they are.
+
+The host's memory is locked in its place for that (`pinned`), all of it. What a step's rows are, whether another room
+holds them, fetching and sending them back are then a dozen launches that wait for nothing; the host reads one thing
+back, some steps later: how many rows there were, and so whether they fitted. See `holdall.kernels.far_rows_triton`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from holdall.errors import ConfigError
+from holdall.kernels.far_rows import NOBODY, Initial
+from holdall.kernels.path import HAS_TRITON, INTERPRETED
+from holdall.placement.memory import available_memory
+from holdall.sizes import readable_bytes
+from holdall.tables.hashing import stream
+from holdall.tables.initial_rows import _quantiles
+from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
+from holdall.tiers.pinned import pin
+from holdall.tiers.working_set import KernelSet, WorkingSet
+
+if TYPE_CHECKING:
+    from holdall.tiers.tiered_pack import TieredPack
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types of rows that the kernels move."""
+
+
+class KernelMoves:
+    """What a `TieredPack` asks for its rows, where kernels can reach the host's."""
+
+    def __init__(self, pack: TieredPack):
+        self.pack = pack
+        self.num_listed = 0
+        """Far lookups of a batch that there is place for."""
+        self._initial: Initial | None = None
+        if isinstance(pack.far, LazyRows):
+            self._initial = _initial(pack.far.beginnings, pack.device)
+        self._info: dict[tuple[str, ...], Tensor] = {}
+        self.pin()
+
+    def pin(self) -> None:
+        """Lock the host's rows and state in memory, those that are not yet."""
+        if self.pack.device.type != "cuda":
+            return
+        for far in self.pack.far_rows():
+            pin(far.tensor, far)
+        if isinstance(self.pack.far, LazyRows):
+            pin(self.pack.far.touched, self.pack.far)
+
+    def find(
+        self, places: Tensor, names: Sequence[str], columns: tuple[Tensor, Tensor, Tensor], room: int
+    ) -> KernelSet:
+        """The working set of places [P, B] of these tables; `columns` as `TieredPack.column_tensors` gives them."""
+        from holdall.kernels import far_rows_triton
+
+        pack, key = self.pack, tuple(names)
+        if key not in self._info:
+            self._info[key] = torch.stack(columns, dim=1).contiguous()
+        rows = torch.empty(pack.room_rows, dtype=torch.int64, device=pack.device)
+        narrow = torch.int32 if pack.storage.shape[0] < 2**31 else torch.int64
+        located = torch.empty(places.shape[1], places.shape[0], dtype=narrow, device=pack.device)
+        first = pack.num_hot + room * pack.room_rows
+        counts = far_rows_triton.find(places, self._info[key], located, rows, self.num_listed, first)
+        return KernelSet(rows, located, names, in_room=True, room=room, counts=counts, num_listed=self.num_listed)
+
+    def of_rows(self, rows: Tensor, num_lookups: int) -> KernelSet:
+        """The working set of rows that were found in another way."""
+        padded = torch.full((self.pack.room_rows,), NOBODY, dtype=torch.int64, device=self.pack.device)
+        padded[: rows.numel()] = rows[: padded.numel()]
+        counts = torch.tensor([num_lookups, rows.numel(), 0], dtype=torch.int32, device=self.pack.device)
+        return KernelSet(padded, counts=counts, num_listed=max(self.num_listed, num_lookups))
+
+    def forward(self, working: KernelSet, newest_first: Sequence[WorkingSet]) -> None:
+        """Note which rows other rooms hold."""
+        from holdall.kernels import far_rows_triton
+
+        assert working.counts is not None
+        others = [(other.room, other.rows) for other in reversed(newest_first) if other.rows.numel()]
+        working.source = far_rows_triton.held_by(working.rows, working.counts, others)
+
+    def announce(self, working: KernelSet) -> None:
+        """Let the host know, when it comes to that, how many rows there are."""
+        assert working.counts is not None
+        if working.counts.is_cuda:
+            working.seen = torch.empty(3, dtype=torch.int32, pin_memory=True)
+            working.seen.copy_(working.counts, non_blocking=True)
+            working.counted = torch.cuda.current_stream(self.pack.device).record_event()
+        else:
+            working.seen = working.counts.clone()
+
+    def grow(self, working: KernelSet) -> int:
+        """Make place for so many far lookups, and say how many rows the room must have."""
+        far, rows, _ = working.numbers()
+        if far > working.num_listed:
+            self.num_listed = max(self.num_listed, far + far // 4 + 16)
+            return far  # the rows of some were not counted, and there are no more than lookups
+        return rows
+
+    def fetch(self, working: KernelSet) -> None:
+        """Rows and state from the host into the room of a set, but for those that other rooms hold."""
+        self._move(working, home=False)
+
+    def send_back(self, working: KernelSet) -> None:
+        self._move(working, home=True)
+
+    def _move(self, working: KernelSet, *, home: bool) -> None:
+        from holdall.kernels import far_rows_triton
+
+        assert working.counts is not None
+        for number, (far, room) in enumerate(zip(self.pack.far_rows(), self.pack.room(working), strict=True)):
+            touched = self.pack.far.touched if isinstance(self.pack.far, LazyRows) and home and number == 0 else None
+            far_rows_triton.move(
+                _wide(far.tensor),
+                working.rows,
+                working.counts,
+                _wide(room),
+                home=home,
+                source=None if home else working.source,
+                initial=self._initial if number == 0 else None,
+                touched=touched,
+            )
+
+    def take(self, working: KernelSet) -> None:
+        """Copy the rows that other rooms hold, now that their steps are done."""
+        from holdall.kernels import far_rows_triton
+
+        if working.source is None:
+            return
+        assert working.counts is not None
+        for near in self.pack.near_tensors():
+            far_rows_triton.take(
+                _wide(near),
+                working.source,
+                working.counts,
+                num_hot=self.pack.num_hot,
+                room_rows=self.pack.room_rows,
+                own_room=working.room,
+                num_rows=working.rows.numel(),
+            )
+
+
+def _wide(rows: Tensor) -> Tensor:
+    """Rows as [R, W]."""
+    return rows if rows.ndim == 2 else rows[:, None]
+
+
+def _initial(beginnings: Beginnings, device: torch.device) -> Initial:
+    near = beginnings.to(device)
+    return Initial(near.starts, near.seeds, near.stds, _quantiles(device), (stream(0), stream(1)))
+
+
+def why_not_by_kernels(far: FarRows, device: torch.device) -> str | None:
+    """Why kernels on a device cannot move these rows; None when they can."""
+    store = far.store if isinstance(far, LazyRows) else far
+    if not HAS_TRITON:
+        return "Triton is not installed (pip install 'holdall[triton]')"
+    if device.type != "cuda" and not INTERPRETED:
+        return f"the device is {device}"
+    if isinstance(store, DiskRows):
+        return "the rows are on disk"
+    if far.tensor.dtype not in TYPES:
+        return f"its kernels do not move rows of {far.tensor.dtype}"
+    return None
+
+
+def chosen(asked: str, far: FarRows, device: torch.device, state_bytes_per_row: int = 0) -> bool:
+    """Whether kernels move these rows: `kernel`, or `auto` where they can and `kernels_are_faster`.
+
+    An explicit `kernel` that cannot be had is an error.
+    """
+    if asked not in ("auto", "kernel", "copy"):
+        raise ConfigError(f"rows are fetched by auto, kernel or copy, not {asked!r}")
+    if asked == "copy":
+        return False
+    why_not = why_not_by_kernels(far, device)
+    needed = far.tensor.nbytes + far.tensor.shape[0] * state_bytes_per_row
+    free = available_memory()["host"]
+    if why_not is None and needed > free and device.type == "cuda":
+        why_not = f"{readable_bytes(needed)} of rows are to be locked in memory, and {readable_bytes(free)} are free"
+    if asked == "kernel" and why_not is not None:
+        raise ConfigError(f"--fetch-by kernel cannot be had, {why_not}: use auto or copy")
+    if asked == "kernel":
+        return True
+    return why_not is None and device.type == "cuda" and needed <= free // 2 and kernels_are_faster(far)
+
+
+def kernels_are_faster(far: FarRows, num_rows: int = 1 << 15) -> bool:
+    """Whether kernels move rows of this size faster than the host copies them, as far as is known of this machine."""
+    from holdall.placement.gather_path import kernel_is_faster
+
+    return kernel_is_faster(far.tensor[:1].nbytes, num_rows)

@@ -1,0 +1,34 @@
+"""What processes do in the tests of several hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from holdall.errors import ProcessError
+from holdall.parallel.addresses import choose_interface, interface_addresses
+from holdall.parallel.processes import joined
+from holdall.parallel.shared_folder import check_shared
+
+
+def folders(given: list[str]) -> str:
+    """Each rank checks its own folder; what it is told."""
+    with joined(torch.device("cpu"), timeout=20) as processes:
+        try:
+            check_shared(Path(given[processes.rank]), processes, patience=0.5)
+        except ProcessError as error:
+            return f"{type(error).__name__}: {error}"
+    return "shared"
+
+
+def interfaces() -> None:
+    """Print, as JSON, what interfaces this host would choose for several addresses of rank 0."""
+    asked = os.environ["ASKED"].split(",")
+    print(json.dumps({"addresses": interface_addresses(), **{address: choose_interface(address) for address in asked}}))
+
+
+if __name__ == "__main__":
+    interfaces()

@@ -1,0 +1,140 @@
+"""Rows moved by kernels, in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/kernels`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from holdall.errors import ConfigError
+from holdall.kernels.path import HAS_TRITON, INTERPRETED
+
+if not HAS_TRITON:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+if not INTERPRETED:
+    pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
+
+from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.place import place
+from holdall.training.optimizers import OptimizerConfig, Optimizers
+from tests.kernels import far_rows_checks as checks
+from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
+
+
+@pytest.fixture
+def _deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("batch", "transposed"), [(1, False), (50, True), (700, False)])
+def test_finds_distinct_far_rows(batch: int, transposed: bool) -> None:
+    checks.check_find(batch, batch, "cpu", transposed=transposed)
+
+
+def test_more_rows_than_there_is_room_for() -> None:
+    checks.check_too_many("cpu")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(("dim", "dtype"), [(7, torch.float32), (64, torch.float32), (1, torch.float32)])
+def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
+    checks.check_moves(dim, dtype, "cpu", lazy=lazy)
+
+
+def test_narrow_rows_there_and_back() -> None:
+    """Not of bfloat16, to which the interpreter cuts numbers off where a GPU and torch round them."""
+    checks.check_moves(6, torch.float16, "cpu", lazy=True)
+
+
+def test_rows_that_other_rooms_hold() -> None:
+    checks.check_held("cpu")
+
+
+def test_rows_of_other_rooms() -> None:
+    checks.check_take("cpu")
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("bags", [False, True])
+@pytest.mark.parametrize(("depth", "optimizer"), [(0, "adam"), (1, "sgd"), (2, "rowwise_adagrad"), (4, "adagrad")])
+def test_steps_equal_those_of_one_place(depth: int, optimizer: str, bags: bool) -> None:
+    model = build("bag" if bags else "categorical")
+    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(depth), fetch_by="kernel")
+    pipeline = Pipeline(tiers, depth)
+    optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
+    for _, moved in pipeline.steps(batches(9, bags=bags), lambda batch: None):
+        step(model, optimizers, moved)
+        pipeline.finish_step()
+    tiers.flush()
+    assert same(state(model, optimizers), plain(optimizer, 9, bags=bags))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_larger_batches_make_larger_rooms() -> None:
+    """Steps that were found with too little room start over, with those behind them."""
+    model = build()
+    tiers = place(model, dict.fromkeys(ROWS, 1), "cpu", num_rooms=rooms_for(2), fetch_by="kernel")
+    pipeline = Pipeline(tiers, 2)
+    optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
+    other = build()
+    theirs = Optimizers(other, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
+    sizes = [4, 4, 64, 2, 2, 200, 1, 90]
+    for _, moved in pipeline.steps((batch for size in sizes for batch in batches(1, size)), lambda batch: None):
+        step(model, optimizers, moved)
+        pipeline.finish_step()
+    for size in sizes:
+        step(other, theirs, next(batches(1, size)))
+    tiers.flush()
+    assert same(state(model, optimizers), state(other, theirs))
+
+
+@pytest.mark.usefixtures("_deterministic")
+def test_rows_that_change_places_and_calls_between_steps() -> None:
+    model = build()
+    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(1), refreshes=True, fetch_by="kernel")
+    pipeline = Pipeline(tiers, 1, refresh_every=4)
+    optimizers = Optimizers(model, OptimizerConfig(name="sgd", lr=0.1))
+    (probe,) = batches(1, 16)
+    for number, (_, moved) in enumerate(pipeline.steps(batches(10, shift=0.4), lambda batch: None), start=1):
+        step(model, optimizers, moved)
+        pipeline.finish_step()
+        if number == 5:
+            with torch.no_grad():
+                model(probe)
+        if number % 4 == 0:
+            assert pipeline.refresh() > 0
+    tiers.flush()
+    with tiers.in_order_of_ids():
+        assert same(state(model, optimizers), plain("sgd", 10, shift=0.4))
+
+
+def test_rooms_that_have_no_place_yet() -> None:
+    (pack,) = place(build(), HOT, "cpu", fetch_by="kernel").packs
+    working = pack.needed(next(batches(1)).ids, {name: name for name in ROWS})
+    pack.forward(working, [])
+    pack.bring(working)
+    assert pack.room_rows == 0
+    assert pack.num_missing(working) > 0
+
+
+def test_traffic_is_counted_as_it_is_for_copies() -> None:
+    found = []
+    for fetch_by in ("kernel", "copy"):
+        model = build()
+        tiers = place(model, HOT, "cpu", fetch_by=fetch_by)
+        optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad"))
+        for batch in batches(3):
+            tiers.fetch(batch.ids)
+            step(model, optimizers, batch)
+            tiers.send_back()
+        found.append(tiers.traffic)
+    assert found[0] == found[1]
+    assert found[0].fetched_rows > 0
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
+        place(build(), HOT, "cpu", fetch_by="kernels")

@@ -1,0 +1,116 @@
+"""What a step costs: each part of the model, planted on a machine with round numbers."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+
+import pytest
+import torch
+
+from holdall.placement import clock as clocks
+from holdall.placement.clock import Clock
+from holdall.placement.cost import FAULT_AROUND, Problem, far_seconds, num_packs, page_faults, stage_seconds, table_load
+from holdall.placement.hardware import Cost, Line, TableCost
+from holdall.placement.inputs import PlanConfig, make_problem
+from holdall.placement.lookups import Lookups
+from holdall.placement.measure_begin import beginnings
+from holdall.placement.plan import TablePlan, Tail
+from holdall.placement.table_cost import COMPRESSED_ROWS, swept
+from holdall.tables import Dense, Frobenius, Hashed, TensorTrain
+from holdall.tiers.far_rows import RESIDENT_BYTES
+from tests.placement.made_up_hardware import hardware, lookups, schema_of
+
+ROWS = {"a": 40_000, "b": 20_000}
+
+
+def problem(**rates: object) -> Problem:
+    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd")
+    return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, hardware(**rates))
+
+
+def placed(**tails: Tail) -> list[TablePlan]:
+    return [
+        TablePlan(name=name, num_rows=ROWS[name], method=Dense(), hot_rows=1000, tail=tail)
+        for name, tail in tails.items()
+    ]
+
+
+def test_rows_that_are_not_stored_have_to_be_begun() -> None:
+    """Each far row takes making its 16 numbers, on the way there and back, beyond being moved."""
+    tables = placed(a="host", b="host")
+    plain = problem()
+    begun = problem(begin={"read": Cost(1e-3, 1e-9, 1e-8), "write": Cost(2e-3, 2e-9, 0.0)})
+    loads = {table.name: table_load(plain, table) for table in tables}
+    far = sum(load.far for load in loads.values())
+    before, after = far_seconds(plain, tables, loads), far_seconds(begun, tables, loads)
+    assert after["fetch"] - before["fetch"] == pytest.approx(1e-3 + far * (16e-9 + 1e-8))
+    assert after["send_back"] - before["send_back"] == pytest.approx(2e-3 + far * 32e-9)
+    assert after["find"] == before["find"]
+    assert begun.row_seconds("host") - plain.row_seconds("host") == pytest.approx(16e-9 + 1e-8 + 32e-9)
+
+
+def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> None:
+    """Tables so small that every page of theirs is mapped in between: each costs one fault then."""
+    tables = placed(a="disk", b="disk")
+    known = {name: Lookups.from_counts(torch.full((rows,), 5).numpy(), 100_000) for name, rows in ROWS.items()}
+    made = replace(problem(), lookups=known)
+    loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
+    steps = RESIDENT_BYTES / mmap.PAGESIZE / (2 * sum(load.far for load in loads.values()))
+    rows = sum(ROWS.values()) - 2000  # a row has 64 bytes
+    reads, writes = page_faults(made, tables, loads)
+    assert reads * steps == pytest.approx(rows * 64 / FAULT_AROUND, rel=1e-3)
+    assert writes * steps == pytest.approx(rows * 64 / mmap.PAGESIZE, rel=1e-3)
+    in_memory = far_seconds(made, placed(a="host", b="host"), {n: replace(x, from_cache=0.0) for n, x in loads.items()})
+    on_disk = far_seconds(made, tables, loads)
+    assert on_disk["fetch"] == pytest.approx(in_memory["fetch"] + reads * made.fault_seconds("read"))
+    assert on_disk["send_back"] == pytest.approx(in_memory["send_back"] + writes * made.fault_seconds("write"))
+
+
+def test_tables_in_several_places_are_looked_up_one_place_after_the_other() -> None:
+    costs = tuple(
+        TableCost({"method": "dense"}, 16, "sgd", Cost(1e-3, 1e-8, 0.0), Cost(2e-3, 1e-8, 0.0)) for _ in range(1)
+    )
+    made = problem(tables=costs, host_tables=costs, stack={"forward": Line(3e-3), "backward": Line(4e-3)})
+    apart, together = placed(a="disk", b="host"), placed(a="host", b="host")
+    assert (num_packs(apart, "split"), num_packs(together, "split"), num_packs(apart, "plain")) == (2, 1, 1)
+
+    def stages(tables: list[TablePlan]) -> dict[str, float]:
+        return stage_seconds(made, tables, "split", {table.name: table_load(made, table) for table in tables})
+
+    assert stages(apart)["lookup"] - stages(together)["lookup"] == pytest.approx(1e-3 + 3e-3)
+    assert stages(apart)["update"] - stages(together)["update"] == pytest.approx(2e-3 + 4e-3)
+
+
+def test_what_a_step_does_to_all_parameters_grows_with_them() -> None:
+    known = hardware().tables
+    train = TensorTrain(rank=32)
+    assert swept(known, train, COMPRESSED_ROWS, 4) == pytest.approx(1.0)
+    small = swept(known, train, COMPRESSED_ROWS // 8, 4)
+    assert small == pytest.approx(0.5, rel=0.05)  # a core is as long as the third root of the rows
+    frobenius = swept(known, Frobenius(rank=8, terms=4), COMPRESSED_ROWS // 4, 4)
+    assert frobenius == pytest.approx(0.5, rel=0.05)  # as the second root
+    assert swept(known, Hashed(buckets=5), 10, 4) == 1.0
+    made = problem()
+    lookup, update = made.table_costs(train, num_rows=COMPRESSED_ROWS // 8)
+    whole = made.table_costs(train)
+    part = swept(made.hardware.tables, train, COMPRESSED_ROWS // 8, 16)
+    assert (lookup.base, update.base) == pytest.approx((whole[0].base * part, whole[1].base * part))
+    assert lookup.per_lookup == whole[0].per_lookup
+
+
+def test_a_cold_clock_fills_the_caches_before_every_run() -> None:
+    runs = []
+    buffer = clocks._elsewhere()
+    before = float(buffer[0])
+    Clock(torch.device("cpu"), repeats=2)(lambda: runs.append(1))
+    assert float(buffer[0]) == before
+    Clock(torch.device("cpu"), repeats=2, cold=True)(lambda: runs.append(float(buffer[0]) - before))
+    assert runs[3:] == [1.0, 2.0, 3.0]
+
+
+def test_beginnings_are_measured_by_numbers_and_rows() -> None:
+    """A clock that counts: what is fitted are the calls' own times, so all of them are above 0."""
+    found = beginnings(Clock(torch.device("cpu"), repeats=1))
+    for cost in (found["read"], found["write"]):
+        assert cost.seconds(100_000, 5000) > cost.seconds(1000, 50) > 0

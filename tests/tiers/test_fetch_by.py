@@ -1,0 +1,51 @@
+"""Who moves rows: what can be asked for, and what is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdall.errors import ConfigError
+from holdall.kernels.path import INTERPRETED
+from holdall.tiers.far_rows import DiskRows, FarRows
+from holdall.tiers.kernel_moves import chosen, why_not_by_kernels
+from holdall.tiers.place import place
+from holdall.training.config import TrainConfig
+from tests.tiers.small import HOT, build
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter runs kernels on a CPU")
+def test_kernels_need_a_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"--fetch-by kernel cannot be had, .*: use auto or copy"):
+        place(build(), HOT, "cpu", fetch_by="kernel")
+
+
+@pytest.mark.parametrize("fetch_by", ["auto", "copy"])
+def test_a_cpu_copies(fetch_by: str) -> None:
+    (pack,) = place(build(), HOT, "cpu", fetch_by=fetch_by).packs
+    assert pack.moves is None
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
+        chosen("kernels", FarRows(torch.zeros(3, 4)), CPU)
+
+
+def test_rows_that_kernels_do_not_reach(tmp_path: Path) -> None:
+    gpu = torch.device("cuda")
+    assert why_not_by_kernels(FarRows(torch.zeros(3, 4, dtype=torch.float64)), gpu) is not None
+    assert "on disk" in str(why_not_by_kernels(DiskRows(tmp_path / "rows", (3, 4), torch.float32), gpu))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"strategy": "split", "hot_bytes": "1MB", "consistency": "stale", "prefetch": 1}],
+    ids=["plain", "stale"],
+)
+def test_settings_that_kernels_do_not_go_with(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="--fetch-by kernel goes with split"):
+        TrainConfig(fetch_by="kernel", **settings)  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""Hot batches through the trainer: rows fetched ahead across phases, and what is cut short."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdall.errors import TierError
+from holdall.tiers.tiered_pack import TieredPack, WorkingSet
+from holdall.training import checkpoint
+from holdall.training.config import TrainConfig
+from holdall.training.evaluation import CHECKPOINTS
+from holdall.training.optimizers import NAMES
+from holdall.training.trainer import Trainer, train
+
+CONFIG = TrainConfig(
+    dim=4,
+    bottom=(8,),
+    top=(16,),
+    batch_size=64,
+    lr=0.05,
+    log_every=5,
+    deterministic=True,
+    epochs=2,
+    strategy="hot-batches",
+    hot_bytes="2KB",
+)
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    path = checkpoint.latest(run / CHECKPOINTS)
+    assert path is not None
+    return checkpoint.load(path)[0]
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("optimizer", NAMES)
+def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path, optimizer: str) -> None:
+    """Fetching goes on while hot batches are computed, and over evaluations and saves in the middle."""
+    config = replace(CONFIG, optimizer=optimizer, save_every=31, evaluate_every=17)  # type: ignore[arg-type]
+    train(data, tmp_path / "0", config, quiet=True)
+    for prefetch in (1, 4):
+        train(data, tmp_path / str(prefetch), replace(config, prefetch=prefetch), quiet=True)
+        assert same(tensors(tmp_path / "0"), tensors(tmp_path / str(prefetch)))
+
+
+def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is cut short has found the rows of two more cold batches than it computed, though a phase has one."""
+    found, computed = [], []
+    needed, take_home = TieredPack.needed, TieredPack.take_home
+
+    def noting_needed(self: TieredPack, *where: Any, again: bool = False, **options: Any) -> WorkingSet:
+        if not again:
+            found.append(where)
+        return needed(self, *where, again=again, **options)
+
+    def noting_take_home(self: TieredPack, working: WorkingSet) -> None:
+        computed.append(working)
+        take_home(self, working)
+
+    monkeypatch.setattr(TieredPack, "needed", noting_needed)
+    monkeypatch.setattr(TieredPack, "take_home", noting_take_home)
+    train(data, tmp_path / "run", replace(CONFIG, prefetch=2, steps=20), quiet=True)
+    assert 5 < len(computed) < 15
+    assert len(found) == len(computed) + 2
+
+
+def test_a_failure_while_hot_batches_run_is_raised_and_nothing_hangs(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bring, calls = TieredPack.bring, []
+
+    def failing(self: TieredPack, working: WorkingSet, *, keep: bool = False) -> None:
+        calls.append(working.room < self.num_rooms)  # else for an evaluation
+        if calls[-1] and sum(calls) == 20:  # by then its rows fit their room
+            raise OSError("the host is out of order")
+        bring(self, working, keep=keep)
+
+    monkeypatch.setattr(TieredPack, "bring", failing)
+    with pytest.raises(TierError, match=r"fetching the rows of step .* failed: the host is out of order"):
+        train(data, tmp_path / "run", replace(CONFIG, prefetch=3), quiet=True)
+    assert not [thread for thread in threading.enumerate() if thread.name == "holdall-loader"]
+
+
+def test_less_than_a_batch_of_hot_inputs(data: Path, tmp_path: Path) -> None:
+    result = train(data, tmp_path / "run", replace(CONFIG, batch_size=3000), quiet=True)
+    assert 0 < result["hot_share_of_inputs"] < 3000 / 3200
+    assert result["steps"] == 2 * 2  # a short batch of either kind, in each of two epochs
+
+
+@pytest.mark.parametrize("stop", [1, 23, 50, 77])
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_stopped_anywhere_and_resumed(data: Path, tmp_path: Path, stop: int, prefetch: int) -> None:
+    config = replace(CONFIG, prefetch=prefetch)
+    train(data, tmp_path / "whole", config, quiet=True)
+    train(data, tmp_path / "parts", replace(config, steps=stop), quiet=True)
+    train(data, tmp_path / "parts", config, resume=True, quiet=True)
+    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("strategy", ["split", "hot-batches"])
+def test_rows_that_were_never_written_are_not_fetched(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    """The device knows how they begin: it is told which they are, a byte a row, and gets the others."""
+    row_bytes = 4 * 4 + 4
+    written: set[int] = set()
+    expected = sent_back = 0
+    take_home = TieredPack.take_home
+
+    def noting(self: TieredPack, working: WorkingSet) -> None:
+        nonlocal expected, sent_back
+        rows = set(working.rows.tolist())
+        expected += len(rows & written) * row_bytes + (0 if rows <= written else len(rows))
+        sent_back += len(rows) * row_bytes
+        written.update(rows)
+        take_home(self, working)
+
+    monkeypatch.setattr(TieredPack, "take_home", noting)
+    trainer = Trainer(data, tmp_path / "run", replace(CONFIG, strategy=strategy), quiet=True)  # type: ignore[arg-type]
+    trainer.run()
+    traffic = trainer.strategy.tiers.traffic  # type: ignore[attr-defined]
+    assert (traffic.fetched, traffic.sent_back) == (expected, sent_back)
+    assert 0 < traffic.fetched < traffic.sent_back
+    hot_rows = sum(trainer.strategy.hot_rows.values())  # type: ignore[attr-defined]
+    assert traffic.flushed == hot_rows * row_bytes  # home for the checkpoint at the end; none came, to begin with
