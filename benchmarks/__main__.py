@@ -32,6 +32,7 @@ BENCHMARKS = {
     "bytes": "benchmarks.bytes",
     "links": "benchmarks.links",
     "simulate": "benchmarks.simulate",
+    "local": "benchmarks.local",
 }
 
 

@@ -51,24 +51,30 @@ class Local(DataParallel):
     def after_step(self, step: int) -> None:
         every = self.config.merge_every
         if every is not None and step % every == 0:
-            self.merge()
+            with self.stages.stage("merge"):
+                self.merge()
 
     def merge(self) -> float:
         """Make the tables and their optimizer state the same on all ranks. Collective.
 
         Returns how far the ranks were apart: the root of the mean over ranks of |tables of the rank - merged tables|^2
         (Frobenius norm). Of two ranks that have touched every row equally often, half the distance of their tables.
+        Without a step since the last merge that is 0, and what was measured then is kept for the log.
         """
         if self.processes.world_size == 1:
             return 0.0
+        num_rows = 0
         squares = torch.zeros(1, dtype=torch.float64, device=self.device)
         for group, touches in zip(self.row_groups, self.touches, strict=True):
             tensors = [group.weight, *group.slots.values()]
             for rows, own, merged in self._merged(touches, tensors):
+                num_rows += rows.numel()
                 squares += (own[0] - merged[0]).square().sum()
                 for tensor, values in zip(tensors, merged, strict=True):
                     _put(tensor, rows, values)
             touches.zero_()
+        if not num_rows:  # the same on all ranks
+            return 0.0
         self.collectives.all_reduce(squares)
         self.difference = math.sqrt(float(squares) / self.processes.world_size)
         self.num_merges += 1
