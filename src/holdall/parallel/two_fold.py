@@ -29,7 +29,8 @@ from holdall.bags import EmbeddingBags, module_name
 from holdall.batch import Batch, Ids
 from holdall.errors import ConfigError
 from holdall.parallel.collectives import Collectives
-from holdall.parallel.two_fold_pack import Early, SpreadTensor, TwoFoldPack
+from holdall.parallel.spread_tensor import SpreadTensor
+from holdall.parallel.two_fold_pack import Early, TwoFoldPack
 
 
 class TwoFold:
