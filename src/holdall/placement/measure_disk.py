@@ -20,6 +20,8 @@ Rates = dict[str, dict[str, Line]]
 
 READS = 256
 """Random rows that are timed, for each size of a row."""
+REPEATS = 5
+"""How often, each time other rows; the median counts."""
 
 
 def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tuple[Rates, Rates, list[str]]:
@@ -50,7 +52,8 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
         file.flush()
         os.fsync(file.fileno())
         for width in row_bytes:
-            times = _time_rows(file.fileno(), file.tell(), width, drops=drops)
+            turns = [_time_rows(file.fileno(), file.tell(), width, turn, drops=drops) for turn in range(REPEATS)]
+            times = np.median(turns, axis=0).tolist()
             for (rates, kind), seconds in zip(
                 ((gather, "disk"), (scatter, "disk"), (gather, "cached"), (scatter, "cached")), times, strict=True
             ):
@@ -58,9 +61,9 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
     return gather, scatter, notes
 
 
-def _time_rows(descriptor: int, size: int, width: int, *, drops: bool) -> tuple[float, float, float, float]:
+def _time_rows(descriptor: int, size: int, width: int, turn: int, *, drops: bool) -> tuple[float, float, float, float]:
     """Seconds a row of: reading from disk, writing to it, reading from the system's memory, writing there."""
-    places = torch.from_numpy(np.random.default_rng(width).integers(0, size // width, READS)).unique()
+    places = torch.from_numpy(np.random.default_rng([width, turn]).integers(0, size // width, READS)).unique()
     if drops:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     with mmap.mmap(descriptor, size) as mapped:
