@@ -33,6 +33,7 @@ BENCHMARKS = {
     "links": "benchmarks.links",
     "simulate": "benchmarks.simulate",
     "local": "benchmarks.local",
+    "recovery": "benchmarks.recovery",
 }
 
 

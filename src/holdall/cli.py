@@ -415,7 +415,8 @@ def _fail_as_rank(error: HoldallError) -> None:
 
     if isinstance(error, ElsewhereError):
         raise SystemExit(2)
-    _fail(f"rank {os.environ.get('RANK', '0')}: {error}", 2)
+    rank = f"rank {os.environ.get('RANK', '0')}"
+    _fail(str(error) if str(error).startswith((f"{rank}, ", f"{rank}: ")) else f"{rank}: {error}", 2)
 
 
 def _fail(message: str, code: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdall.errors import ConfigError, ProcessError
+from holdall.parallel import processes
 from holdall.parallel.processes import joined
 from tests.distributed.harness import WorkerFailed, free_port, run
 
@@ -79,6 +80,7 @@ def test_addresses_and_ports_that_do_not_work(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str
 ) -> None:
     good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    monkeypatch.setattr(processes, "START_SECONDS", 1.0)
     for name, value in {**good, **changes}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises((ProcessError, ConfigError), match=message), joined(CPU, timeout=1.0):
@@ -98,7 +100,7 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined(CPU) as processes:
-        assert (processes.rank, processes.world_size, processes.control) == (0, 1, None)
-        assert processes.gather("x") == ["x"]
+    with joined(CPU) as alone:
+        assert (alone.rank, alone.world_size, alone.control) == (0, 1, None)
+        assert alone.gather("x") == ["x"]
         assert not torch.distributed.is_initialized()

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from holdall.errors import CheckpointError
-from holdall.tiers.far_rows import FarRows
+from holdall.tables.initial_rows import initial_rows
+from holdall.tiers.far_rows import Beginnings, FarRows, LazyRows
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.training import checkpoint
 from holdall.training.checkpoint import BackgroundSaver, HotPart
@@ -63,6 +64,23 @@ def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: thread
     assert torch.equal(found["turned"], before.t())
     assert found["scalar"] == 23
     assert found["lazy"].tolist() == [[1, 1], [0, 0], [1, 1]]
+
+
+def test_rows_are_made_whole_from_the_copy(tmp_path: Path, gate: threading.Event) -> None:
+    """Of rows that begin with random values, what is copied is what changed; the rest is worked out when written."""
+    beginnings = Beginnings(torch.tensor([0]), torch.tensor([5]), torch.tensor([0.1]))
+    far = LazyRows(FarRows(torch.zeros(6, 4)), beginnings)
+    lazy = LazyTensor(far, far.touched, 0, 6, {"std": 0.1, "seed": 5})
+    planted = torch.arange(8.0).view(2, 4)
+    lazy.write(torch.tensor([1, 4]), planted)
+    with BackgroundSaver() as saver:
+        path = saver.save(tmp_path, 1, {"lazy": lazy}, {})
+        lazy.write(torch.tensor([1, 2]), torch.full((2, 4), -1.0))
+        gate.set()
+    found = checkpoint.load(path)[0]["lazy"]
+    assert torch.equal(found[[1, 4]], planted)
+    others = torch.tensor([0, 2, 3, 5])
+    assert torch.equal(found[others], initial_rows(others, 4, 5, 0.1))
 
 
 def test_the_next_save_waits_for_the_last(tmp_path: Path, gate: threading.Event) -> None:

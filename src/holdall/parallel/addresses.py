@@ -141,9 +141,10 @@ def cure(text: str, world_size: int) -> str:
             "the name of that host is not known here: give its address (torchrun --local-addr ADDRESS there with "
             "--rdzv-backend c10d, --master-addr ADDRESS everywhere without)"
         )
-    absent = re.search(r"keys: \S*/(\d+)\b", text)
+    absent = re.search(r"keys: \S*/(\d+)\b|without rank (\d+(?:, \d+)*)$", text)
     if absent:
-        return f"rank {absent[1]} did not come in time: what it, or torchrun, says on its own host is the reason"
+        missing = absent[1] or absent[2]
+        return f"rank {missing} did not come in time: what it, or torchrun, says on its own host is the reason"
     if "timed out" in lowered or "timeout" in lowered or "refused" in lowered or "unreachable" in lowered:
         return (
             f"not all {world_size} processes came ({text}): is rank 0 running, can its host be reached from here, "

@@ -52,7 +52,7 @@ class Collectives:
         self._name: str | None = None
         if own_group and self.world_size > 1:
             self._name = f"own {len(processes.groups)}"
-            processes.groups[self._name] = dist.new_group()
+            processes.groups[self._name] = processes.new_group()
 
     @property
     def _group(self) -> dist.ProcessGroup | None:

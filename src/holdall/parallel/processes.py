@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,11 +23,14 @@ import torch.distributed as dist
 
 from holdall.errors import ConfigError, HoldallError, ProcessError
 from holdall.parallel.addresses import cure, prepare_addresses
+from holdall.parallel.meeting import meet
 
 Result = TypeVar("Result")
 
 PATIENCE = 12
 """How many timeouts the others wait while rank 0 writes a checkpoint: an hour by default."""
+START_SECONDS = 60.0
+"""How long processes wait for each other at the start, at least: they import for seconds, and not all at once."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -50,11 +53,22 @@ class Processes:
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict, compare=False, repr=False)
     """Groups beside the default one, held here alone: `joined` lets go of them, which ends their threads. One that
     outlived that would still free tensors while the interpreter ends, which aborts the process."""
+    position: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """`step`, once training has begun: where errors say that they happened."""
 
     @property
     def control(self) -> dist.ProcessGroup | None:
         """What JSON goes over; None in a world of one."""
         return self.groups.get("control")
+
+    def new_group(self, *, backend: str | None = None, patience: int = 1) -> dist.ProcessGroup:
+        """Another group of all processes, whose collectives may take `patience` timeouts; all must call it.
+
+        torch would let those of a group wait for half an hour, whatever the default group was told.
+        """
+        with explained("a new group", self, patience=patience):
+            limit = datetime.timedelta(seconds=self.timeout * patience)
+            return dist.new_group(backend=backend, timeout=limit)
 
     def gather(self, document: Any) -> list[Any]:
         """What each rank passed, by rank, on all of them; it must be JSON."""
@@ -62,7 +76,7 @@ class Processes:
             return [document]
         payload = _to_bytes(document)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        with explained("gather", self):
+        with explained("gather", self, patience=PATIENCE):
             dist.all_gather(sizes, torch.tensor([payload.numel()]), group=self.control)
             longest = max(int(size) for size in sizes)
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
@@ -93,7 +107,7 @@ class Processes:
     def _broadcast(self, document: Any) -> Any:
         payload = _to_bytes(document)
         size = torch.tensor([payload.numel()])
-        with explained("broadcast", self):
+        with explained("broadcast", self, patience=PATIENCE):
             dist.broadcast(size, 0, group=self.control)
             if self.rank != 0:
                 payload = torch.empty(int(size), dtype=torch.uint8)
@@ -146,7 +160,7 @@ def joined(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
         _start("nccl" if device.type == "cuda" else "gloo", rank, world_size, limit)
     processes = Processes(rank, world_size, device, timeout)
     try:
-        with _meeting(rank, world_size):
+        with _meeting(rank, world_size):  # connects every process with every other
             processes.groups["control"] = dist.new_group(backend="gloo", timeout=limit * PATIENCE)
         yield processes
     except BaseException:
@@ -164,7 +178,10 @@ def _start(backend: str, rank: int, world_size: int, limit: datetime.timedelta) 
     with _meeting(rank, world_size):
         socket.getaddrinfo(os.environ["MASTER_ADDR"], None)  # torch would try until the timeout
         prepare_addresses()
-        dist.init_process_group(backend, rank=rank, world_size=world_size, timeout=limit)
+        at_start = max(limit, datetime.timedelta(seconds=START_SECONDS))
+        store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=at_start))
+        store = meet(store, rank, world_size, at_start)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 
 @contextmanager
@@ -213,17 +230,18 @@ def _own_gpu(device: torch.device, rank: int, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def explained(what: str, processes: Processes, step: int | None = None) -> Iterator[None]:
-    """Say which rank, at which step, could not finish a collective, and why."""
+def explained(what: str, processes: Processes, step: int | None = None, *, patience: int = 1) -> Iterator[None]:
+    """Say which rank, at which step, could not finish a collective, which may take `patience` timeouts, and why."""
     try:
         yield
     except RuntimeError as error:
+        step = processes.position.get("step") if step is None else step
         where = f"rank {processes.rank}" + ("" if step is None else f", step {step}")
         text = str(error).splitlines()[0]
         if re.search("time", text, re.IGNORECASE) and re.search("out", text, re.IGNORECASE):
             raise ProcessError(
-                f"{where}: {what} waited {processes.timeout:g} s or more for the other processes: one hangs or is much "
-                f"slower; the last lines of the rank-*.log files say where, --timeout waits longer"
+                f"{where}: {what} waited {processes.timeout * patience:g} s or more for the other processes: one hangs "
+                f"or is much slower; the last lines of the rank-*.log files say where, --timeout waits longer"
             ) from error
         if re.search("connection|peer|closed|reset|aborted", text, re.IGNORECASE):
             raise ProcessError(
@@ -233,7 +251,10 @@ def explained(what: str, processes: Processes, step: int | None = None) -> Itera
 
 
 class RankLog:
-    """`rank-N.log` of a run folder: lines with the time, written at once. `None` for a folder keeps nothing."""
+    """`rank-N.log` of a run folder: lines with the time, written at once. `None` for a folder keeps nothing.
+
+    What cannot be written, as on a full disk, is left out: it must not hide the error that it tells of.
+    """
 
     def __init__(self, folder: Path | None, rank: int):
         self._file = None
@@ -244,8 +265,9 @@ class RankLog:
     def write(self, text: str) -> None:
         if self._file is not None:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            self._file.write(f"{now} {text}\n")
-            self._file.flush()
+            with suppress(OSError):
+                self._file.write(f"{now} {text}\n")
+                self._file.flush()
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -257,7 +279,8 @@ class RankLog:
             raise
         finally:
             if self._file is not None:
-                self._file.close()
+                with suppress(OSError):
+                    self._file.close()
                 self._file = None
 
 

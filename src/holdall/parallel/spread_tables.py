@@ -96,9 +96,16 @@ class TwoFoldTables(SpreadTables):
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
         batches = copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
         with closing(batches), closing(self.shared.steps(batches, self._ahead, self.stages.stage)) as steps:
+            self._name_step(step)
             for number, ready in enumerate(steps, start=step + 1):
-                self.collectives.step = number
                 yield ready
+                self._name_step(number)
+
+    def _name_step(self, step: int) -> None:
+        """For errors: the step whose rows are fetched next; ahead of it, the step under way."""
+        self.collectives.step = step
+        if self._ahead is not None:
+            self._ahead.step = step
 
     def _exchange_rows(self) -> None:
         exchange_row_gradients(self.row_groups, self.collectives)
@@ -171,7 +178,7 @@ class TableWise(SpreadTables):
         return {n: p for n, p in optimizers.dense_parameters.items() if id(p) not in self._owned}
 
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
-        for number, (batch, moved) in enumerate(super().on_device(segment, step), start=step + 1):
+        for number, (batch, moved) in enumerate(super().on_device(segment, step), start=step):
             self.collectives.step = number
             with self.stages.stage("fetch"):
                 self._bags.prepare(batch.ids)

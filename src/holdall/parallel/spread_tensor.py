@@ -50,11 +50,25 @@ class SpreadTensor:
         return torch.cat([hot, ids])
 
     def read(self, rows: Tensor) -> Tensor:
+        return self.decode_(rows, self.read_raw(rows))
+
+    def read_raw(self, rows: Tensor) -> Tensor:
         is_hot, local = self._find(rows)
+        cold = self.pack.cold(self.kind)
+        if not bool(is_hot.any()):  # nearly all that a checkpoint asks for
+            return cold.read_raw(local)
         values = torch.empty(rows.numel(), *self.shape[1:], dtype=self.dtype)
         values[is_hot] = self.pack.hot(self.name, self.kind)[rows[is_hot].to(self.pack.device)].cpu()
-        values[~is_hot] = self.pack.cold(self.kind).read(local[~is_hot])
+        values[~is_hot] = cold.read_raw(local[~is_hot])
         return values
+
+    def decode_(self, rows: Tensor, raw: Tensor) -> Tensor:
+        is_hot, local = self._find(rows)
+        cold = self.pack.cold(self.kind)
+        if not bool(is_hot.any()):
+            return cold.decode_(local, raw)
+        raw[~is_hot] = cold.decode_(local[~is_hot], raw[~is_hot])
+        return raw
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         """Take what this process keeps, hot or cold."""

@@ -22,6 +22,8 @@ class TensorByRows(Protocol):
     An attribute `by_rank = True` says that its rows are spread over processes: `touched` are then those that this
     process writes and no other does, and `write` takes those that it keeps out of any rows. A method `forget()`, where
     there is one, is called when all tensors have been reset: weights and optimizer state share what is touched.
+    Methods `read_raw(rows)` and `decode_(rows, raw)`, where there are any, are the two halves of `read`: a copy of what
+    changes, and what makes rows of it, in place, at any later time and on any thread.
     """
 
     @property
@@ -66,6 +68,12 @@ class LazyTensor:
 
     def read(self, rows: Tensor) -> Tensor:
         return self.far.read(rows + self.start)
+
+    def read_raw(self, rows: Tensor) -> Tensor:
+        return self.far.read_raw(rows + self.start)
+
+    def decode_(self, rows: Tensor, raw: Tensor) -> Tensor:
+        return self.far.decode_(rows + self.start, raw)
 
     def write(self, rows: Tensor, values: Tensor) -> None:
         self.far.write(rows + self.start, values)

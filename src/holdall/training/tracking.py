@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -24,7 +25,7 @@ from safetensors.torch import save_file
 
 from holdall.batch import Batch, Ids
 from holdall.environment import environment
-from holdall.errors import DataError
+from holdall.errors import DataError, HoldallError
 from holdall.files import PARTIAL, read_json, write_json
 
 if TYPE_CHECKING:
@@ -80,17 +81,24 @@ class RunLog:
     def write(self, step: int, split: str = "train", **values: Any) -> None:
         """Append a row and flush it. Numbers that are not finite become null, as JSON has no word for them."""
         row = {"step": step, "split": split, **{name: _json_number(value) for name, value in values.items()}}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-        if self._board is not None:
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
             for name, value in values.items():
-                if isinstance(value, int | float):
+                if self._board is not None and isinstance(value, int | float):
                     self._board.add_scalar(f"{split}/{name}", value, step)
+        except OSError as error:
+            raise HoldallError(
+                f"the log of the run in {self.folder} cannot be written at step {step} ({error.strerror}): make room, "
+                f"and go on with --resume"
+            ) from error
 
     def close(self) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        """Every row has been written; what cannot be closed, on a full disk, must not hide a better error."""
+        for file in (self._file, self._board):
+            with suppress(OSError):
+                if file is not None:
+                    file.close()
 
     def __enter__(self) -> RunLog:
         return self

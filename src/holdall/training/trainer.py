@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,13 @@ def train(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
         torch.use_deterministic_algorithms(True)
     try:
-        with joined(pick_device(config.device), config.timeout) as processes:
+        # Signals are held for longer than processes are joined: when this one has let go of the others, they end, and
+        # torchrun would end this one before it has said why.
+        with ExitStack() as signals, joined(pick_device(config.device), config.timeout) as processes:
             several = processes.world_size > 1
+            interrupt = signals.enter_context(held_interrupts(ECHO_SECONDS if several else 0.0))
             with (
                 make_run_folder(out, processes, resume=resume, overwrite=overwrite) as notes,
-                held_interrupts(ECHO_SECONDS if several else 0.0) as interrupt,
                 kernel_path(config.kernels),
             ):
                 trainer = Trainer(Path(data), out, config, resume=resume, quiet=quiet, processes=processes, notes=notes)
@@ -216,6 +218,7 @@ class Trainer:
     def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
         """One update with a batch whose ids have been checked; `moved` is its copy on the device (see `Step.run`)."""
         moved = batch.to(self.device, non_blocking=True) if moved is None else moved
+        self.processes.position["step"] = self.step
         place = f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
         return self.steps.run(self.step, place, batch, moved, self._global_size(batch), stop=bool(self._interrupt))
 
@@ -396,7 +399,7 @@ class Trainer:
 
     def _open_log(self, data: Path, resume: bool) -> RunLog | None:
         """Start the run folder, or go on with the one that is there; the log is rank 0's alone."""
-        going_on = resume and (self.out / "run.json").exists()
+        going_on = self.processes.first(lambda: resume and (self.out / "run.json").exists())
         path = checkpoint.latest_sound(self.out / CHECKPOINTS, self.processes) if going_on else None
         self.processes.agree({"the checkpoint to go on from": None if path is None else path.name})
         if going_on:
@@ -406,13 +409,18 @@ class Trainer:
                 self.restore(path)
         if self.notes is not None:
             self.notes.write(f"start at step {self.step} as rank {self.processes.rank} of {self.processes.world_size}")
-        if self.processes.rank != 0:
-            return None
-        if going_on:
-            return RunLog.resume(self.out, self.step)
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.schema.save(self.out)
-        return RunLog.create(self.out, {"data": str(data.resolve()), "train": self.config.to_json()})
+        opened: list[RunLog] = []
+
+        def open_log() -> None:
+            if going_on:
+                opened.append(RunLog.resume(self.out, self.step))
+                return
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.schema.save(self.out)
+            opened.append(RunLog.create(self.out, {"data": str(data.resolve()), "train": self.config.to_json()}))
+
+        self.processes.first(open_log)  # the others wait: their first step would not wait as long
+        return opened[0] if opened else None
 
     def _refuse_other_settings(self) -> None:
         """A resumed run must be told what it was told before, but for how long to go on and what to write."""

@@ -7,7 +7,6 @@ says at the same time.
 
 from __future__ import annotations
 
-import datetime
 import socket
 import threading
 import warnings
@@ -18,10 +17,10 @@ from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from holdall.parallel.processes import ALONE, PATIENCE, Processes
+from holdall.errors import ProcessError
+from holdall.parallel.processes import ALONE, PATIENCE, ElsewhereError, Processes
 from holdall.placement.memory import available_memory
 from holdall.sizes import readable_bytes
 from holdall.tiers.lazy_tensor import TensorByRows
@@ -32,6 +31,9 @@ from holdall.training.checkpoint.writing import SHARD_BYTES, Planned, plan_save,
 
 SHARE_OF_MEMORY = 0.25
 """Part of the memory that is free which a copy may take; a larger one is not made."""
+
+LAST_SECONDS = 1.0
+"""What a save may still take when another process is lost: it needs all of them, so at most its last words."""
 
 
 class BackgroundSaver:
@@ -46,8 +48,9 @@ class BackgroundSaver:
         self._writers: Processes | None = processes
         """The same processes, with a group for the threads; None when closed."""
         if processes.world_size > 1:
-            limit = datetime.timedelta(seconds=processes.timeout) * PATIENCE
-            self._writers = replace(processes, groups={"control": dist.new_group(backend="gloo", timeout=limit)})
+            self._writers = replace(
+                processes, groups={"control": processes.new_group(backend="gloo", patience=PATIENCE)}
+            )
         self._thread: threading.Thread | None = None
         self._done: Path | None = None
         self._error: BaseException | None = None
@@ -124,7 +127,8 @@ class BackgroundSaver:
             self.close()
             return
         if self._thread is not None:  # it may wait for a process that will never come: not for longer than a step does
-            self._thread.join(self.processes.timeout)
+            is_lost = isinstance(error, ProcessError) and not isinstance(error, ElsewhereError)
+            self._thread.join(LAST_SECONDS if is_lost else self.processes.timeout)
         self._let_go()
 
     def _let_go(self) -> None:

@@ -96,14 +96,12 @@ class Part:
         """This part with a source that does not change any more: a copy in `room`, [num_bytes] uint8 on the host."""
         shape = (self.stop - self.start, *self.source.shape[1:]) if self.source.shape else ()
         copy = room.view(self.source.dtype).view(shape)
-        if isinstance(self.source, RowsOf):  # what it reads is in new memory: little at a time, so that it is not new
-            per_chunk = max(1, CHUNK_BYTES // max(1, self.row_bytes))
-            for start in range(0, self.stop - self.start, per_chunk):
-                stop = min(start + per_chunk, self.stop - self.start)
-                copy[start:stop].copy_(self.source.piece(self.first + start, self.first + stop))
-        else:
-            source = self.source.detach()
-            copy.copy_(source[self.first : self.first + self.stop - self.start] if source.dim() else source)
+        last = self.first + self.stop - self.start
+        if isinstance(self.source, RowsOf):
+            chunk = max(1, CHUNK_BYTES // max(1, self.row_bytes))
+            return replace(self, source=self.source.copied(self.first, last, copy, chunk), first=0)
+        source = self.source.detach()
+        copy.copy_(source[self.first : last] if source.dim() else source)
         return replace(self, source=copy, first=0)
 
 

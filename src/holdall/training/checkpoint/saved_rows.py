@@ -66,6 +66,28 @@ class RowsOf:
             return self.tensor.detach().index_select(0, rows.to(self.tensor.device)).cpu()
         return self.tensor.read(rows)
 
+    def copied(self, start: int, stop: int, room: Tensor, chunk: int) -> Tensor | RowsOf:
+        """Values `start` to `stop`, with a copy in `room` [stop - start, ...] of all that changes of them."""
+        halves = hasattr(self.tensor, "decode_")
+        for first in range(
+            start, stop, chunk
+        ):  # what is read is in new memory: little at a time, so that it is not new
+            last = min(first + chunk, stop)
+            rows = self.rows[first:last]
+            values = self.tensor.read_raw(rows) if halves else self.piece(first, last)  # type: ignore[union-attr]
+            room[first - start : last - start].copy_(values)
+        return CopiedRows(self.tensor, self.rows[start:stop], room) if halves else room
+
+
+@dataclass(frozen=True)
+class CopiedRows(RowsOf):
+    """Rows of which a copy was taken before they were made whole: that is done when they are written."""
+
+    raw: Tensor
+
+    def piece(self, start: int, stop: int) -> Tensor:
+        return self.tensor.decode_(self.rows[start:stop], self.raw[start:stop].clone())  # type: ignore[union-attr]
+
 
 def helpers(entries: Iterable[str]) -> set[str]:
     """Names of the tensors that are saved in the place of lazy ones."""
