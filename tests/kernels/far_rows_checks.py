@@ -8,7 +8,7 @@ from torch import Tensor
 from holdall.kernels import far_rows, far_rows_triton
 from holdall.kernels.far_rows import NOBODY, Initial
 from holdall.tables.hashing import stream
-from holdall.tables.initial_rows import _quantiles
+from holdall.tables.initial_rows import quantiles
 from holdall.tiers.far_rows import Beginnings, FarRows, LazyRows
 
 SIZES = (40, 3, 500, 1)
@@ -73,8 +73,8 @@ def check_moves(dim: int, dtype: torch.dtype, device: str, *, lazy: bool) -> Non
     if isinstance(far, LazyRows):
         near = beginnings.to(torch.device(device))
         far.touched = pinned(far.touched, device)
-        quantiles = _quantiles(torch.device(device))
-        initial = Initial(near.starts, near.seeds, near.stds, quantiles, (stream(0), stream(1)))
+        values = quantiles(torch.device(device))
+        initial = Initial(near.starts, near.seeds, near.stds, values, (stream(0), stream(1)))
     expected = far.read(torch.arange(sum(SIZES)))
     touched = torch.zeros(sum(SIZES), dtype=torch.bool)
     for count in (37, 0, 200, 1):

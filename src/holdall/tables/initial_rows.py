@@ -27,7 +27,7 @@ def draw_seed(generator: torch.Generator | None = None) -> int:
 
 
 @cache
-def _quantiles(device: torch.device) -> Tensor:
+def quantiles(device: torch.device) -> Tensor:
     """[65,536] float32: the middles of as many equally likely parts of the standard normal distribution."""
     middles = (torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS
     values = torch.erfinv(2 * middles - 1) * 2**0.5
@@ -40,7 +40,7 @@ def initial_rows(rows: Tensor, dim: int, seed: int | Tensor, std: float | Tensor
     keys = hash_ids(rows, 0) ^ seed
     hashes = hash_ids(keys[:, None] + torch.arange(num_hashes, device=rows.device), 1)
     parts = hashes.view(torch.int16).to(torch.int32).add_(LEVELS // 2)  # four a hash, the lowest bits first
-    values = _quantiles(rows.device).index_select(0, parts.view(-1)).view(-1, 4 * num_hashes)[:, :dim]
+    values = quantiles(rows.device).index_select(0, parts.view(-1)).view(-1, 4 * num_hashes)[:, :dim]
     return values.mul_(std if isinstance(std, float) else std[:, None])
 
 

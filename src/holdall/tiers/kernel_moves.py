@@ -19,7 +19,7 @@ from holdall.kernels.path import HAS_TRITON, INTERPRETED
 from holdall.placement.memory import available_memory
 from holdall.sizes import readable_bytes
 from holdall.tables.hashing import stream
-from holdall.tables.initial_rows import _quantiles
+from holdall.tables.initial_rows import quantiles
 from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
 from holdall.tiers.pinned import pin
 from holdall.tiers.working_set import KernelSet, WorkingSet
@@ -152,7 +152,7 @@ def _wide(rows: Tensor) -> Tensor:
 
 def _initial(beginnings: Beginnings, device: torch.device) -> Initial:
     near = beginnings.to(device)
-    return Initial(near.starts, near.seeds, near.stds, _quantiles(device), (stream(0), stream(1)))
+    return Initial(near.starts, near.seeds, near.stds, quantiles(device), (stream(0), stream(1)))
 
 
 def why_not_by_kernels(far: FarRows, device: torch.device) -> str | None:
