@@ -201,3 +201,11 @@ def test_impossible_compressions(
     # tyro reads a value that starts with a dash as a flag, so such values are joined to theirs
     words = [f"{flags[0]}={flags[1]}"] if len(flags) > 1 and flags[1].startswith("-") else flags
     assert message in fails(["train", str(data), "--out", str(tmp_path / "run"), *FAST, *words], capsys)
+
+
+def test_our_warnings_are_sentences_without_code() -> None:
+    from holdall import cli
+
+    shown = cli._format_warning("mind the gap", UserWarning, cli.__file__, 7)
+    assert shown == "holdall: warning: mind the gap\n"
+    assert "elsewhere.py:7: UserWarning: mind" in cli._format_warning("mind", UserWarning, "/x/elsewhere.py", 7)

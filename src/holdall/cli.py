@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -327,6 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in given
     if debug:
         given.remove("--debug")
+    plain_format, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         commands = _with_settings_file(given)
         tyro.extras.subcommand_cli_from_dict(
@@ -345,6 +347,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug:
             raise
         _fail(str(error) or "interrupted", 130)
+    finally:
+        warnings.formatwarning = plain_format
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Our own as a sentence, without the line of code that gave it; others as Python shows them."""
+    if Path(filename).is_relative_to(Path(__file__).parent):
+        return f"holdall: warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., None]]:

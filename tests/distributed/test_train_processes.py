@@ -221,6 +221,16 @@ def test_more_processes_than_samples_in_the_last_batch(tmp_path: Path) -> None:
     close(tensors(tmp_path / "run"), tensors(tmp_path / "one"))
 
 
+def test_a_start_that_was_refused_leaves_its_folder_free(data: Path, tmp_path: Path) -> None:
+    config = replace(SMALL, strategy="two-fold", hot_bytes="1B", steps=2)
+    with pytest.raises(Exception, match="less than the 20 B of a single row"):
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(config))
+    assert (tmp_path / "run" / "rank-0.log").exists()
+    run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(replace(config, hot_bytes="4KB")))
+    with pytest.raises(Exception, match="exists already"):  # now it has a run
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(replace(config, hot_bytes="4KB")))
+
+
 def test_strategies_of_one_process_are_refused_for_several(data: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="--strategy plain is for one process, and there are 2: use --strategy data-p"):
         run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(SMALL))

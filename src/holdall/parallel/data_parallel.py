@@ -11,12 +11,10 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdall.data.negatives import training_loader
 from holdall.errors import ConfigError
 from holdall.parallel.collectives import Collectives
 from holdall.parallel.gradient_buckets import GradientBuckets
@@ -30,17 +28,6 @@ class DataParallel(Strategy):
     every rank."""
 
     row_groups: list[RowGroup]
-
-    def _build_loader(self) -> Any:
-        return training_loader(
-            self.data,
-            self.config.batch_size,
-            num_negatives=self.config.negatives,
-            shuffle=self.config.shuffle,
-            seed=self.config.seed,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-        )
 
     def attach(self, optimizers: Optimizers) -> None:
         if optimizers.self_updating and self.processes.world_size > 1:

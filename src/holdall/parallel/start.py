@@ -24,11 +24,12 @@ OWN_SETTINGS = ("device", "kernels")
 def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
     """Let rank 0 see that the run folder is free, and all ranks that they share it.
 
-    Every rank of several logs to `rank-N.log` there. What ends the block with an error is written down too.
+    Every rank of several logs to `rank-N.log` there. What ends the block with an error is written down too. A folder of
+    a start that was refused, which has these logs alone, is free.
     """
 
     def free() -> None:
-        if not resume:
+        if not resume and not _was_refused(out):
             refuse_existing(out, overwrite=overwrite, what="run folder")
 
     processes.first(free)
@@ -40,6 +41,12 @@ def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite:
     with notes.errors():
         notes.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")
         yield notes
+
+
+def _was_refused(out: Path) -> bool:
+    """Whether a folder holds nothing but what ranks wrote down before any of them trained."""
+    found = list(out.iterdir()) if out.is_dir() else []
+    return bool(found) and all(path.match("rank-*.log") for path in found)
 
 
 def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> None:

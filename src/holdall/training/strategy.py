@@ -64,6 +64,8 @@ class Strategy:
             num_negatives=self.config.negatives,
             shuffle=self.config.shuffle,
             seed=self.config.seed,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
         )
 
     def _lookups(self) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from holdall.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
-from holdall.errors import CheckpointError, ConfigError, NonFiniteLossError
+from holdall.errors import ConfigError, NonFiniteLossError
 from holdall.files import write_json
 from holdall.kernels.path import kernel_path
 from holdall.parallel.processes import ALONE, Processes, RankLog, joined
@@ -44,23 +44,14 @@ from holdall.training.interrupt import Interrupt, held_interrupts
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
 from holdall.training.planned import compared, follow
+from holdall.training.resuming import refuse_other_settings
 from holdall.training.step import Step
-from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, read_run, save_batch
+from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, save_batch
 
 STAGES_FILE = "stages.json"
 """What a plan predicted of a step and what was measured, in the run folder."""
 SCRATCH = "tiers"
 """Folder of a run that holds the rows of tables on disk, until the run ends."""
-INTERCHANGEABLE = {"plain", "host", "split", "data-parallel", "local", "two-fold", "table-wise"}
-"""Strategies that see samples in the same order and whose checkpoints hold the same: a run may go on with another."""
-FREE = {"epochs", "steps", "save_every", "save_hot_every", "save_in_background", "keep", "log_every", "timeout"} | {
-    "device",
-    "kernels",
-    "cuda_graph",
-}
-"""Settings that a run may go on with changed."""
-PLACES = {"strategy", "merge_every", "hot_bytes", "tail", "profile", "hardware", "prefetch", "consistency"}
-"""Settings that may change too, then."""
 ECHO_SECONDS = 5.0
 """Of several processes: signals so soon after the first are that one, passed on by torchrun."""
 
@@ -403,7 +394,7 @@ class Trainer:
         path = checkpoint.latest_sound(self.out / CHECKPOINTS, self.processes) if going_on else None
         self.processes.agree({"the checkpoint to go on from": None if path is None else path.name})
         if going_on:
-            self._refuse_other_settings()
+            refuse_other_settings(self.out, self.config)
             refuse_other_data(self.schema, Schema.load(self.out), data)
             if path is not None:
                 self.restore(path)
@@ -421,20 +412,6 @@ class Trainer:
 
         self.processes.first(open_log)  # the others wait: their first step would not wait as long
         return opened[0] if opened else None
-
-    def _refuse_other_settings(self) -> None:
-        """A resumed run must be told what it was told before, but for how long to go on and what to write."""
-        before = TrainConfig.from_json(read_run(self.out)["config"]["train"]).to_json()
-        free = set(FREE)
-        if {before["strategy"], self.config.strategy} <= INTERCHANGEABLE and not before["refresh_hot"]:
-            free |= PLACES
-        for name, value in self.config.to_json().items():
-            old = before[name]
-            if name not in free and old != value:
-                raise CheckpointError(
-                    f"{self.out} was trained with {name}={old!r} and is asked to resume with {name}={value!r}: "
-                    f"pass the same settings, or start a new run"
-                )
 
 
 def _due(every: int | None, step: int) -> bool:
