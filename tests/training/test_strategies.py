@@ -18,7 +18,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluation import CHECKPOINTS, evaluate, load_model
 from holdall.training.optimizers import NAMES
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import SCRATCH, train
+from holdall.training.trainer import SCRATCH, Trainer, train
 
 SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
 SPLIT = replace(SMALL, strategy="split", hot_bytes="1KB")
@@ -200,3 +200,17 @@ def test_a_checkpoint_goes_from_one_strategy_to_another(data: Path, tmp_path: Pa
     batch = DataSet(data, "test").slice(0, 50)
     with torch.no_grad():
         assert torch.equal(model(batch), ordinary(batch))
+
+
+def test_what_grew_where_it_was_is_noticed(data: Path, tmp_path: Path) -> None:
+    """A captured step must not go on with tables that are larger now, though they lie where they did."""
+    trainer = Trainer(data, tmp_path / "run", replace(SPLIT, optimizer="adagrad"), quiet=True)
+    (pack,) = trainer.model.bags.packs
+    room = torch.empty(2 * pack.storage.shape[0], pack.storage.shape[1])
+    pack.storage = room[: pack.storage.shape[0]]
+    before = trainer.strategy.addresses()
+    pack.storage = room
+    assert trainer.strategy.addresses() != before
+    before = trainer.strategy.addresses()
+    pack.slots = {name: slot.clone() for name, slot in pack.slots.items()}
+    assert trainer.strategy.addresses() != before

@@ -128,8 +128,10 @@ class Strategy:
         return True
 
     def addresses(self) -> Hashable:
-        """Where the tables are that such a step works on."""
-        return tuple(pack.storage.data_ptr() for pack in self.model.bags.packs)
+        """Where the tables and their state are that such a step works on, and how large: what grew can lie where it
+        did before, and its state elsewhere."""
+        tensors = (tensor for pack in self.model.bags.packs for tensor in (pack.storage, *pack.slots.values()))
+        return tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
 
     def settle(self) -> None:
         """Wait until no other thread of this process has work for the device."""
