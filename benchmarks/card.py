@@ -36,15 +36,17 @@ def write_card(name: str, results: dict[str, Any], notes: str = "", command: str
     """Write the run card `name` and return its path.
 
     `results` holds plain numbers, strings, lists and dicts (numpy and torch scalars are converted); `command` is
-    worked out from how this process was started unless given. Where there is no git checkout, as on a lent machine, the
-    commit is what the variable HOLDALL_COMMIT says.
+    worked out from how this process was started unless given. On a lent machine, whose files are a copy, the commit
+    they are of is what the variable HOLDALL_COMMIT says.
     """
     surroundings = environment()
+    if commit := os.environ.get("HOLDALL_COMMIT"):
+        surroundings |= {"commit": commit, "dirty": False}
     card = {
         "name": name,
         "command": command or _command(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": surroundings["commit"] or os.environ.get("HOLDALL_COMMIT"),
+        "commit": surroundings["commit"],
         "dirty": surroundings["dirty"],
         "hardware": surroundings["hardware"],
         "versions": surroundings["versions"],

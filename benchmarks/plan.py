@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -43,11 +43,12 @@ from holdall.popularity.profile import fingerprint
 from holdall.schema import Schema
 from holdall.sizes import readable_bytes
 from holdall.tables import Dense
+from holdall.tiers.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
 from holdall.training.memory import keep_freed_memory
 from holdall.training.optimizers import Optimizers
 from holdall.training.planned import follow
-from holdall.training.step import logloss
+from holdall.training.step import Step, logloss
 
 STEPS_A_TURN = 4
 WARM_TURNS = 2
@@ -57,30 +58,39 @@ STAGES = ("read", "find", "fetch", "lookup", "dense", "update", "send_back")
 
 
 class Side:
-    """A plan at work, as `holdall train` follows it, with its stages timed."""
+    """A plan at work, as `holdall train` follows it."""
 
     def __init__(self, made: Plan, data: DataSet, folder: Path, *, cpu_time: bool = False):
         folder.mkdir(parents=True)
         made.save(folder / "given.json")
-        wanted = TrainConfig(plan=str(folder / "given.json"), device=made.device, cuda_graph="off")
-        config, self.plan = follow(wanted, data.schema, folder / "run")
+        wanted = TrainConfig(plan=str(folder / "given.json"), device=made.device)
+        self.config, self.plan = follow(wanted, data.schema, folder / "run")
         torch.manual_seed(0)
         self.device = torch.device(made.device)
-        self.strategy = STRATEGIES[made.strategy](config, data, self.device, folder / "rows", self.plan)
-        self.optimizers = Optimizers(self.strategy.model, config.optimizer_config())
+        self.strategy = STRATEGIES[made.strategy](self.config, data, self.device, folder / "rows", self.plan)
+        self.optimizers = Optimizers(self.strategy.model, self.config.optimizer_config())
         self.strategy.attach(self.optimizers)
         self.now = time.process_time if cpu_time else time.perf_counter
         self.strategy.stages.now = time.thread_time if cpu_time else time.perf_counter
-        self.strategy.stages.begin_step(1 << 20)
         self.steps: list[float] = []
         self.losses: list[float] = []
+        self._step = self._make_step()
         self._running = self._endless()
 
-    def __call__(self) -> None:
-        """One step."""
-        start = self._time()
-        next(self._running)
-        self.steps.append(self._time() - start)
+    @property
+    def num_steps(self) -> int:
+        """Steps of a turn."""
+        return STEPS_A_TURN
+
+    def turn(self) -> None:
+        for _ in range(self.num_steps):
+            start = self.now()
+            next(self._running)
+            self.steps.append(self.now() - start)
+
+    def stages(self) -> dict[str, float]:
+        """Seconds by stage, of the steps that counted."""
+        return self.strategy.stages.medians()
 
     def close(self) -> None:
         self._running.close()
@@ -97,29 +107,69 @@ class Side:
                 segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
                 with closing(self.strategy.on_device(segment, step)) as on_device:
                     for batch, moved in on_device:
-                        self._step(batch, moved)
+                        self._step(step, batch, moved)
                         step += 1
-                        self.strategy.after_step(step)
                         yield
             epoch += 1
 
-    def _step(self, batch: Batch, moved: Batch) -> None:
+    def _make_step(self) -> Callable[[int, Batch, Batch], None]:
+        """A step whose stages are timed."""
         stage = self.strategy.stages.stage
-        with stage("lookup"):
-            vectors: Any = self.strategy.lookup(batch, moved)
-        with stage("dense"):  # cut off from the tables, so that their backward can be timed with their update
-            leaf = vectors.detach().requires_grad_()
-            loss = logloss(self.strategy.model.score(moved.dense, leaf), moved.label)
-            loss.backward()
-            self.losses.append(float(loss.detach()))
-        with stage("update"):
-            vectors.backward(leaf.grad)
-            self.optimizers.step()
+        self.strategy.stages.begin_step(1 << 20)
 
-    def _time(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return self.now()
+        def step(number: int, batch: Batch, moved: Batch) -> None:
+            with stage("lookup"):
+                vectors: Any = self.strategy.lookup(batch, moved)
+            with stage("dense"):  # cut off from the tables, so that their backward can be timed with their update
+                leaf = vectors.detach().requires_grad_()
+                loss = logloss(self.strategy.model.score(moved.dense, leaf), moved.label)
+                loss.backward()
+                self.losses.append(float(loss.detach()))
+            with stage("update"):
+                vectors.backward(leaf.grad)
+                self.optimizers.step()
+            self.strategy.after_step(number + 1)
+
+        return step
+
+
+class SideOnGpu(Side):
+    """The same on a GPU: steps are CUDA graphs where they can be, and many are timed as one."""
+
+    def _make_step(self) -> Callable[[int, Batch, Batch], None]:
+        self.inner = Step(self.config, self.strategy, self.optimizers, _refuse)
+        pipeline = getattr(self.strategy, "pipeline", None)
+        self.times = DeviceTimes()
+        if pipeline is not None:
+            pipeline.times = self.times
+
+        def step(number: int, batch: Batch, moved: Batch) -> None:
+            self.inner.run(number, f"step {number}", batch, moved, len(batch), stop=False)
+
+        return step
+
+    @property
+    def num_steps(self) -> int:
+        return 8 * STEPS_A_TURN
+
+    def turn(self) -> None:
+        torch.cuda.synchronize(self.device)
+        start = self.now()
+        for _ in range(self.num_steps):
+            next(self._running)
+        torch.cuda.synchronize(self.device)
+        self.steps.append((self.now() - start) / self.num_steps)
+        self.losses.append(self.inner.read_losses() / self.num_steps)
+
+    def stages(self) -> dict[str, float]:
+        host = {f"{name}, host": seconds for name, seconds in self.times.host_medians(64).items()}
+        graph = self.inner.graph
+        replays = {"replays": 0.0 if graph is None else float(graph.replays)}
+        return {**self.strategy.stages.medians(), **self.times.medians(64), **host, **replays}
+
+
+def _refuse(batch: Batch, loss: float, place: str, done: str) -> None:
+    raise SystemExit(f"the loss is {loss} at {place}")
 
 
 class Planning:
@@ -175,14 +225,14 @@ def measure(
 ) -> dict[str, Side]:
     """Run every plan in turn, `STEPS_A_TURN` steps at a time; each side keeps its times."""
     train = DataSet(data, "train")
+    kind = Side if next(iter(plans.values())).device == "cpu" else SideOnGpu
     sides = {
-        name: Side(made, train, folder / str(number), cpu_time=cpu_time)
+        name: kind(made, train, folder / str(number), cpu_time=cpu_time)
         for number, (name, made) in enumerate(plans.items())
     }
     for turn in range(WARM_TURNS + turns):
         for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
-            for _ in range(STEPS_A_TURN):
-                sides[name]()
+            sides[name].turn()
         if turn == WARM_TURNS - 1:
             for side in sides.values():
                 side.forget_times()
@@ -210,7 +260,7 @@ def compared(made: Plan, side: Side, *, cpu_time: bool) -> dict[str, Any]:
         "measured_seconds": taken,
         "predicted_over_measured": expected / taken["p50"],
         "stages_predicted": predicted,
-        "stages_measured": side.strategy.stages.medians(),
+        "stages_measured": side.stages(),
     }
 
 
@@ -281,6 +331,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.1, help="size of the tables, of Criteo Kaggle's")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--prefetch", type=int, default=0, help="steps ahead that far rows are fetched")
     parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them first")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is shared")
     parser.add_argument("--data", type=Path, default=None, help="keep the made-up data set here")
@@ -303,7 +354,7 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
         now = time.process_time if arguments.cpu_time else time.perf_counter
         hardware = measure_hardware(arguments.device, folder=data.parent, now=now)
     known = find_lookups(Schema.load(data), data, None)
-    shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer)
+    shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer, prefetch=arguments.prefetch)
     models = {
         "rmc2": replace(shared, model="rmc2"),
         "small MLPs": replace(shared, model="dlrm", dim=16, bottom=(64,), top=(64,)),

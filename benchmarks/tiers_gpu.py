@@ -119,10 +119,7 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
     if shape:
         from holdall.kernels import far_rows_triton
 
-        *constants, left_alone = (*map(int, shape.split("x")), 0)[:4]
-        for constant, value in zip(("PROGRAMS", "ELEMENTS", "NUM_WARPS"), constants, strict=True):
-            setattr(far_rows_triton, constant, value)
-        torch._C._set_sm_carveout_experimental(left_alone or None)
+        far_rows_triton.ALONE = far_rows_triton.BESIDE = far_rows_triton.Shape(*map(int, shape.split("x")))
     tiered: dict[str, Any] = {}
     if name != "plain":
         tiered = {

@@ -40,10 +40,12 @@ def test_holds_what_regenerates_it(results: Path):
     assert {"cpu", "cores", "memory_gib", "gpu"} <= content["hardware"].keys()
 
 
-def test_takes_the_commit_it_is_told_where_there_is_no_checkout(results: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(card, "environment", lambda: {**environment(), "commit": None})
+@pytest.mark.parametrize("commit", [None, "def456"])
+def test_takes_the_commit_it_is_told(results: Path, monkeypatch: pytest.MonkeyPatch, commit: str | None):
+    monkeypatch.setattr(card, "environment", lambda: {**environment(), "commit": commit, "dirty": True})
     monkeypatch.setenv("HOLDALL_COMMIT", "abc123")
-    assert json.loads(card.write_card("x", {}).read_text())["commit"] == "abc123"
+    written = json.loads(card.write_card("x", {}).read_text())
+    assert (written["commit"], written["dirty"]) == ("abc123", False)
 
 
 def test_tells_nothing_about_whose_machine_it_was(results: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ waits. Shapes are those of the room; how many rows there really are is a number 
 
 Shapes: L lookups, D places for far lookups, C places of a room, R rows of the host, rows of W numbers.
 
-Bytes: a row each way over the bus. An H200 reads and writes some 65 million rows of 256 bytes a second so.
+Bytes: a row each way over the bus. An H200 reads and writes some 50 million rows of 256 bytes a second so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -24,11 +24,25 @@ from torch import Tensor
 from holdall.kernels.far_rows import NOBODY, ROOM_SHIFT, Initial
 from holdall.kernels.path import INTERPRETED
 
-PROGRAMS = 16
-ELEMENTS = 4096
-NUM_WARPS = 4
-"""Programs that move rows, numbers that each has in flight, and its size. 40,000 rows of 256 bytes out of 12 GB, on an
-H200, there and back: 0.61 and 0.58 ms with these, 0.62 and 0.61 with 1,024 numbers, 0.92 and 0.92 with 128 programs."""
+
+class Shape(NamedTuple):
+    """How a kernel that moves rows is laid out."""
+
+    programs: int
+    elements: int
+    """Numbers that a program has in flight."""
+    num_warps: int
+
+
+ALONE = Shape(16, 4096, 4)
+"""The fastest where nothing else runs. 41,000 rows of 256 bytes out of 60 GB take an H200 0.78 ms there and 0.73 back;
+a host's memory answers no faster, whatever is asked: 1.1 ms with 1,024 programs."""
+BESIDE = Shape(3, 16384, 16)
+"""For rows that move while a step computes: few programs that fill their multiprocessors. What shares one with a
+program that waits for the host's memory waits too, and with it all that waits for that: a step of 2.3 ms took 2.9
+beside two programs of this size, but 3.8 beside two of half of it, and 3.7 beside 16 small ones."""
+TAKEN = 4096
+"""Numbers that a program has in flight where rows move on the device alone."""
 GAMMA = 0x9E3779B97F4A7C15
 """The step of splitmix64's generator, as `_hash` has it too."""
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -249,6 +263,7 @@ def move(
     source: Tensor | None = None,
     initial: Initial | None = None,
     touched: Tensor | None = None,
+    shape: Shape = ALONE,
 ) -> None:
     """Copy rows of `far` [R, W], which a kernel can reach, to `room` [C, W], or `home` again.
 
@@ -259,10 +274,10 @@ def move(
     if capacity == 0:
         return
     block_w = triton.next_power_of_2(width)
-    block_n = max(1, ELEMENTS // block_w)
+    block_n = max(1, shape.elements // block_w)
     first = counts if initial is None else initial.starts
     with _turns:
-        _move_kernel[(min(PROGRAMS, triton.cdiv(capacity, block_n)),)](
+        _move_kernel[(min(shape.programs, triton.cdiv(capacity, block_n)),)](
             far.view(BITS[far.dtype]),
             rows,
             rows if source is None else source,
@@ -286,7 +301,7 @@ def move(
             DTYPE=_TYPES[far.dtype],
             BLOCK_N=block_n,
             BLOCK_W=block_w,
-            num_warps=NUM_WARPS,
+            num_warps=shape.num_warps,
         )
 
 
@@ -298,7 +313,7 @@ def take(
         return
     width = storage.shape[1]
     block_w = triton.next_power_of_2(width)
-    block_n = max(1, ELEMENTS // block_w)
+    block_n = max(1, TAKEN // block_w)
     with _turns:
         _take_kernel[(triton.cdiv(num_rows, block_n),)](
             storage.view(BITS[storage.dtype]), source, counts, num_rows, width, num_hot, room_rows, own_room,

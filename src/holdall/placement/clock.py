@@ -12,9 +12,14 @@ import numpy as np
 import torch
 
 from holdall.placement.hardware import Cost, Line
+from holdall.training.captured_step import no_waiting
 
 COLD_BYTES = 1 << 25
 """Bytes that are written to between two runs: as many as a large cache holds."""
+
+
+AHEAD = 1 << 18
+"""Cycles that a GPU is kept busy, while the host hands it what is timed next."""
 
 
 @cache
@@ -47,6 +52,27 @@ class Clock:
             taken.append(self.now() - start)
         return float(np.median(taken[1:]))
 
+    def replayed(self, run: Callable[[], Any], change: Callable[[], Any] = lambda: None, times: int = 1) -> float:
+        """Median seconds of `run` as a part of training steps; `change` alters, in place, what the next one works on.
+
+        On a GPU such a step is one CUDA graph, so a graph of `run`, so many `times` over, is timed by the device: it
+        has no launches to wait for. What waits for the device itself cannot be captured, and is timed as it is.
+        """
+        graph = captured(run, times) if self.device.type == "cuda" else None
+        if graph is None:
+            return self(lambda _: run(), change)
+        taken: list[float] = []
+        while self.goes_on(taken):
+            change()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(AHEAD)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            taken.append(start.elapsed_time(end) / 1e3 / times)
+        return float(np.median(taken[1:]))
+
     def goes_on(self, taken: Sequence[float]) -> bool:
         """Whether to repeat once more; the first one does not count."""
         return len(taken) <= self.repeats and (len(taken) < 3 or sum(taken) < self.budget)
@@ -59,6 +85,25 @@ class Clock:
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def captured(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | None:
+    """A graph of `run`, so many times over; None where there can be none, as it waits for the device."""
+    for _ in range(2):  # kernels are compiled, and memory and caches settle
+        run()
+    try:
+        with no_waiting():
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for _ in range(times):
+                run()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error) and "captur" not in str(error):
+            raise
+        return None
+    return graph
 
 
 def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Cost:

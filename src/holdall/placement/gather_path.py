@@ -9,6 +9,8 @@ from holdall.placement.hardware import Hardware, Line, default_path, interpolate
 
 PINNED = "pinned"
 """The tier of `Hardware.gather` and `scatter` that is host memory as kernels of the device reach it."""
+PINNED_BESIDE = "pinned beside steps"
+"""The same while steps compute: by few programs, which leave most of the device to those."""
 
 
 def seconds_by_path(hardware: Hardware, row_bytes: int, num_rows: int) -> dict[str, float] | None:

@@ -104,6 +104,18 @@ class Interaction:
 
 
 @dataclass(frozen=True)
+class Captured:
+    """What steps of a GPU cost that are CUDA graphs, beyond the device's part of lookups, layers and updates."""
+
+    find: Cost
+    """As `Hardware.find`, by kernels, which do not wait for the host; seconds of the device."""
+    launch_far: float
+    """Seconds of the host: the kernels of a step that find, fetch and send back the far rows of a pack."""
+    launch_step: float
+    """Seconds of the host: what else it does for a step whose batch is on the device."""
+
+
+@dataclass(frozen=True)
 class Collectives:
     """Seconds of an operation of all processes, by bytes of the tensor that each one passes (`parallel.cost.Links`)."""
 
@@ -159,6 +171,8 @@ class Hardware:
     """Seconds of a call that does nothing, on the device."""
     stream: float
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
+    captured: Captured | None = None
+    """Of a GPU; None in files from before it was measured."""
     collectives: Collectives | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -228,6 +242,8 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["layers"] = tuple(Layer(**entry) for entry in given["layers"])
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
+    if given.get("captured") is not None:
+        parsed["captured"] = Captured(**{**given["captured"], "find": Cost(**given["captured"]["find"])})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])
     return parsed

@@ -60,14 +60,33 @@ class HotRows:
         worth: Mapping[str, float],
         crowding: float,
     ) -> dict[str, int]:
-        """The most hot rows that leave room for the far ones, when those come `crowding` times as close."""
+        """The most hot rows that leave room for the far ones, when those come `crowding` times as close.
+
+        The more are hot, the less room the others need. So from none on there is room for ever more; but where none at
+        all leaves no room for the far rows, many may, and are sought from the other end.
+        """
+
+        def room(hot: Mapping[str, int]) -> int:
+            return self.room(hot, tails, compressed, crowding)
+
         hot = dict.fromkeys(worth, 0)
         best: dict[str, int] | None = None
         for _ in range(TURNS):
-            hot = self._hottest(worth, self.room(hot, tails, compressed, crowding))
-            if sum(hot.values()) * self.row <= self.room(hot, tails, compressed, crowding):
+            hot = self._hottest(worth, room(hot))
+            if sum(hot.values()) * self.row <= room(hot):
                 best = max(best or hot, hot, key=lambda rows: sum(rows.values()))
-        return hot if best is None else best
+        if best is not None:
+            return best
+        budget = room({name: self.problem.tables[name] for name in worth})  # nothing far, so no room for it
+        for turn in range(3 * TURNS):
+            if budget <= 0:
+                break
+            found = self._hottest(worth, budget)
+            left = room(found)
+            if sum(found.values()) * self.row <= left:
+                return found
+            budget = left if turn < TURNS else min(left, budget * 19 // 20)
+        return hot
 
     def _hottest(self, worth: Mapping[str, float], room: int) -> dict[str, int]:
         """Small tables whole, then rows by seconds saved, then the rest of what can be made whole."""

@@ -24,9 +24,10 @@ from holdall.data.zipf import Zipf
 from holdall.kernels import far_rows
 from holdall.placement import measure_dense
 from holdall.placement.clock import Clock, fit, fit_line
-from holdall.placement.gather_path import PINNED
+from holdall.placement.gather_path import PINNED, PINNED_BESIDE
 from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity
 from holdall.placement.measure_begin import beginnings
+from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_disk import measure_disk
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.measure_processes import measure_collectives
@@ -88,9 +89,10 @@ def measure_hardware(
     note("rows")
     for tier, clock in {"host": cold_host, "device": cold}.items():
         gather[tier], scatter[tier] = _rows(clock, table_bytes)
-    reached = pinned_rows(near, table_bytes, ROW_BYTES)
-    if reached is not None:
-        gather[PINNED], scatter[PINNED] = reached
+    for tier, shape in {PINNED: "ALONE", PINNED_BESIDE: "BESIDE"}.items():
+        reached = pinned_rows(near, table_bytes, ROW_BYTES, shape)
+        if reached is not None:
+            gather[tier], scatter[tier] = reached
     note("copies, layers, interaction")
     made = Hardware(
         machine=machine_identity(),
@@ -109,10 +111,11 @@ def measure_hardware(
         interactions=tuple(measure_dense.interactions(near)),
         stack=measure_dense.stacking(near),
         dense_update=measure_dense.dense_updates(near),
-        read=measure_dense.read_cost(host),
+        read=measure_dense.read_cost(host, place),
         overlap=measure_dense.overlap_cost(near),
         call=measure_dense.call_cost(near),
         stream=measure_dense.stream_cost(near),
+        captured=measure_captured(near),
         collectives=measure_collectives(place),
         notes=tuple(notes),
     )
@@ -178,6 +181,8 @@ def _work_of(ids: Any, chain: Chain | None) -> float:
 
 def _time_step(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: Any) -> tuple[float, float]:
     """Median seconds of the lookup, and of its backward and update, over batches `ids` [repeats, lookups]."""
+    if clock.device.type == "cuda":
+        return _time_captured(clock, bags, optimizers, ids)
     size = ids.shape[1] // bags.num_features
     lookups: list[float] = []
     updates: list[float] = []
@@ -198,6 +203,32 @@ def _time_step(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: A
         clock.wait()
         updates.append(clock.now() - start)
     return float(np.median(lookups[1:])), float(np.median(updates[1:]))
+
+
+def _time_captured(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: Any) -> tuple[float, float]:
+    """The same where steps are captured: the lookup, and what the whole takes longer."""
+    size = ids.shape[1] // bags.num_features
+    batches = [torch.from_numpy(batch.reshape(bags.num_features, size)).to(clock.device) for batch in ids]
+    values = batches[0].clone()
+    grad = torch.full((size, bags.num_features, bags.dim), 1e-3, device=clock.device)
+
+    def change() -> None:
+        batches.append(batches.pop(0))
+        values.copy_(batches[0])
+        optimizers.prepare()
+
+    def lookup() -> Tensor:
+        return bags(Ids(values, None, bags.num_features))
+
+    def whole() -> None:
+        lookup().backward(grad)
+        optimizers.apply()
+
+    optimizers.prepare()
+    looked_up = clock.replayed(lookup, change)
+    taken = clock.replayed(whole, change)
+    optimizers.zero_grad()  # of what may have been broken off
+    return looked_up, max(1e-9, taken - looked_up)
 
 
 def _ids(generator: np.random.Generator, rows: int, num_lookups: int, num_distinct: int) -> Any:

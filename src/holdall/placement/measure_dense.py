@@ -20,6 +20,8 @@ from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
 
 WIDTHS = (16, 64, 256, 1024)
 """Inputs and outputs of the layers that are timed."""
+TIMES = 4
+"""How often small things are repeated in what is timed on a GPU."""
 
 
 def _batches(clock: Clock) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ def layers(clock: Clock) -> Iterator[Layer]:
                 layer.zero_grad()
                 x.grad = None
 
-            taken[str(size)] = clock(run)
+            taken[str(size)] = clock.replayed(run, times=TIMES)
         yield Layer(inputs, outputs, taken, precision)
 
 
@@ -72,7 +74,7 @@ def interactions(clock: Clock) -> Iterator[Interaction]:
                 dot_interaction(looked_up, first).backward(grad)
                 looked_up.grad = first.grad = None
 
-            taken[str(size)] = clock(run)
+            taken[str(size)] = clock.replayed(run, times=TIMES)
         yield Interaction(vectors, dim, taken, precision)
 
 
@@ -89,8 +91,16 @@ def dense_updates(clock: Clock) -> dict[str, Line]:
                 for parameter in model.parameters():
                     parameter.grad = torch.full_like(parameter, 1e-3)
 
+            def update(gradients: Any = gradients, optimizers: Optimizers = optimizers) -> None:
+                gradients()
+                optimizers.apply()
+
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-            taken.append(clock(lambda _, optimizers=optimizers: optimizers.step(), gradients))  # type: ignore[misc]
+            if clock.device.type == "cuda":
+                optimizers.prepare()
+                taken.append(max(1e-9, clock.replayed(update, times=TIMES) - clock.replayed(gradients, times=TIMES)))
+            else:
+                taken.append(clock(lambda _, optimizers=optimizers: optimizers.step(), gradients))  # type: ignore[misc]
         found[name] = fit_line(sizes, taken)
     return found
 
@@ -122,8 +132,9 @@ def stacking(clock: Clock) -> dict[str, Line]:
     return {"forward": fit_line(sizes, forward), "backward": fit_line(sizes, back) if all(back) else Line()}
 
 
-def read_cost(clock: Clock) -> Line:
-    """A batch made by a thread that looks at all of it, as the loader does, and checked by the one that gets it."""
+def read_cost(clock: Clock, device: torch.device) -> Line:
+    """A batch made by a thread that looks at all of it, as the loader does, and checked by the one that gets it; for a
+    GPU, also put where it can copy it from."""
     sizes = (1 << 14, 1 << 20)
     taken = []
     with ThreadPoolExecutor(1) as thread:
@@ -131,7 +142,10 @@ def read_cost(clock: Clock) -> Line:
             values = torch.ones(8, size // 8, dtype=torch.int32)
 
             def run(values: Tensor = values) -> None:
-                torch.aminmax(thread.submit(values.clone).result(), dim=1)
+                made = thread.submit(values.clone).result()
+                torch.aminmax(made, dim=1)
+                if device.type == "cuda":
+                    made.pin_memory()
 
             taken.append(clock(run))
     return fit_line(sizes, taken)

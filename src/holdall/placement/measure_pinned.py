@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,9 +15,10 @@ COUNTS = (1 << 11, 1 << 15, 1 << 17)
 
 
 def pinned_rows(
-    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...]
+    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], shape: str = "ALONE"
 ) -> tuple[dict[str, Line], dict[str, Line]] | None:
-    """`(gather, scatter)` by bytes of a row; None where there is no such kernel or no GPU."""
+    """`(gather, scatter)` by bytes of a row, by kernels of a shape of `far_rows_triton`; None where there is no such
+    kernel or no GPU."""
     if clock.device.type != "cuda" or not HAS_TRITON:
         return None
     generator = np.random.default_rng(3)
@@ -28,23 +27,24 @@ def pinned_rows(
         table = torch.empty(min(table_bytes // width, 1 << 24), width // 4, pin_memory=True).zero_()
         counts = [min(count, len(table)) for count in COUNTS]
         for home in (False, True):
-            seconds = [clock(*_move(clock, table, count, generator, home)) for count in counts]
+            seconds = [_seconds(clock, table, count, generator, home, shape) for count in counts]
             found[home][str(width)] = fit_line(counts, seconds)
     return found[False], found[True]
 
 
-def _move(
-    clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool
-) -> tuple[Callable[[Tensor], None], Callable[[], Tensor]]:
-    """What moves so many rows, and what draws them."""
+def _seconds(clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool, shape: str) -> float:
+    """Of moving so many random rows."""
     from holdall.kernels import far_rows_triton
 
     room = torch.zeros(count, table.shape[1], device=clock.device)
     counts = torch.tensor([count, count, 0], dtype=torch.int32, device=clock.device)
+    rows = torch.zeros(count, dtype=torch.int64, device=clock.device)
     step = len(table) // count
+    laid_out = getattr(far_rows_triton, shape)
 
-    def draw() -> Tensor:
-        rows = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending
-        return torch.from_numpy(rows).to(clock.device)
+    def draw() -> None:
+        drawn = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending
+        rows.copy_(torch.from_numpy(drawn))
 
-    return lambda rows: far_rows_triton.move(table, rows, counts, room, home=home), draw
+    draw()
+    return clock.replayed(lambda: far_rows_triton.move(table, rows, counts, room, home=home, shape=laid_out), draw)

@@ -38,6 +38,8 @@ class KernelMoves:
         self.pack = pack
         self.num_listed = 0
         """Far lookups of a batch that there is place for."""
+        self.beside_steps = False
+        """Whether rows move while steps compute; a pipeline that runs ahead sets it."""
         self._initial: Initial | None = None
         if isinstance(pack.far, LazyRows):
             self._initial = _initial(pack.far.beginnings, pack.device)
@@ -124,6 +126,7 @@ class KernelMoves:
                 source=None if home else working.source,
                 initial=self._initial if number == 0 else None,
                 touched=touched,
+                shape=far_rows_triton.BESIDE if self.beside_steps else far_rows_triton.ALONE,
             )
 
     def take(self, working: KernelSet) -> None:

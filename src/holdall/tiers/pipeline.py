@@ -108,6 +108,8 @@ class Pipeline:
         """Whether rows could not be taken home, and that was said."""
         for pack in tiers.packs:
             pack.settle = self.settle
+            if pack.moves is not None:
+                pack.moves.beside_steps = depth > 0
 
     def _limit_threads(self) -> None:
         """Let the host's share of each stage run on few threads: more get in each other's way, and in the step's."""

@@ -91,7 +91,7 @@ class CapturedStep:
         if probe:
             self._settle()
             try:
-                with _no_waiting():
+                with no_waiting():
                     self._backward(self._batch)
             except RuntimeError as error:
                 if "synchronizing" not in str(error):
@@ -116,7 +116,7 @@ class CapturedStep:
 
 
 @contextmanager
-def _no_waiting() -> Iterator[None]:
+def no_waiting() -> Iterator[None]:
     """Inside, an operation that waits for the device raises."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
