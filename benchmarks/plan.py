@@ -50,6 +50,8 @@ from holdall.training.optimizers import Optimizers
 from holdall.training.planned import follow
 from holdall.training.step import Step, logloss
 
+DIM = 16
+"""Of both models."""
 STEPS_A_TURN = 4
 WARM_TURNS = 2
 """Turns that do not count: rooms grow, pages come into memory."""
@@ -333,6 +335,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--prefetch", type=int, default=0, help="steps ahead that far rows are fetched")
     parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them first")
+    parser.add_argument("--save-hardware", type=Path, default=None, help="keep the measured rates here")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is shared")
     parser.add_argument("--data", type=Path, default=None, help="keep the made-up data set here")
     parser.add_argument("--card", default="plan", help="name of the card; none is written when empty")
@@ -352,12 +355,19 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
         hardware = Hardware.load(arguments.hardware)
     else:
         now = time.process_time if arguments.cpu_time else time.perf_counter
-        hardware = measure_hardware(arguments.device, folder=data.parent, now=now)
+        # On a GPU, of what these models use: kernels are compiled for every dim, optimizer and precision.
+        few: dict[str, Any] = {"dims": (DIM,), "optimizers": (arguments.optimizer,), "precisions": ("float32",)}
+        hardware = measure_hardware(
+            arguments.device, folder=data.parent, now=now, **(few if arguments.device == "cuda" else {})
+        )
+        if arguments.save_hardware is not None:
+            hardware.save(arguments.save_hardware)
+        print(f"measured the machine in {hardware.took_seconds:.0f} s", flush=True)
     known = find_lookups(Schema.load(data), data, None)
     shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer, prefetch=arguments.prefetch)
     models = {
         "rmc2": replace(shared, model="rmc2"),
-        "small MLPs": replace(shared, model="dlrm", dim=16, bottom=(64,), top=(64,)),
+        "small MLPs": replace(shared, model="dlrm", dim=DIM, bottom=(64,), top=(64,)),
     }
     results = {}
     for name, config in models.items():

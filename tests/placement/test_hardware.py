@@ -44,7 +44,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
     """The whole measurement over tiny tables, with a clock that ticks once a look: nothing here is timed."""
     ticks = iter(range(10**9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measure, "DIMS", (4, 8))
         patch.setattr(measure_dense, "WIDTHS", (4, 8))
         patch.setattr(measure, "COMPRESSED_ROWS", 500)
         patch.delenv("WORLD_SIZE", raising=False)
@@ -58,6 +57,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
             repeats=1,
             now=lambda: float(next(ticks)),
             note=stages.append,
+            dims=(4, 8),
         )
         assert not list(folder.iterdir())
         assert stages[0] == "disk"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -67,10 +67,15 @@ def measure_hardware(
     repeats: int = 5,
     now: Callable[[], float] = time.perf_counter,
     note: Callable[[str], None] = lambda stage: None,
+    dims: Sequence[int] = DIMS,
+    optimizers: Sequence[str] = NAMES,
+    precisions: Sequence[str] | None = None,
 ) -> Hardware:
     """Rates of this machine. `folder` is on the disk to measure, where a file of `disk_bytes` is made and removed.
 
-    `now` is the clock, `note` is told what is being measured. Under torchrun, collectives are measured too.
+    `now` is the clock, `note` is told what is being measured. Under torchrun, collectives are measured too. Fewer
+    `dims`, `optimizers` and `precisions` take less time, most of which a GPU spends on kernels that are compiled for
+    each of them.
     """
     started = time.perf_counter()
     place = torch.device(device_kind(device))
@@ -82,10 +87,12 @@ def measure_hardware(
     note("disk")
     gather, scatter, notes = measure_disk(Path(folder), disk_bytes, ROW_BYTES)
     note("tables")
-    tables = list(_dense_tables(cold, table_bytes))
-    host_tables = list(tables) if place.type == "cpu" else list(_dense_tables(cold_host, table_bytes))
+    tables = list(_dense_tables(cold, table_bytes, dims, optimizers))
+    host_tables = list(tables)
+    if place.type != "cpu":
+        host_tables = list(_dense_tables(cold_host, table_bytes, dims, optimizers))
     note("compressed tables")
-    tables += list(_compressed_tables(cold))
+    tables += list(_compressed_tables(cold, dims))
     note("rows")
     for tier, clock in {"host": cold_host, "device": cold}.items():
         gather[tier], scatter[tier] = _rows(clock, table_bytes)
@@ -107,8 +114,8 @@ def measure_hardware(
         copy=_copies(near),
         find=_find(cold),
         begin=beginnings(cold),
-        layers=tuple(measure_dense.layers(near)),
-        interactions=tuple(measure_dense.interactions(near)),
+        layers=tuple(measure_dense.layers(near, precisions)),
+        interactions=tuple(measure_dense.interactions(near, precisions, _some(dims))),
         stack=measure_dense.stacking(near),
         dense_update=measure_dense.dense_updates(near),
         read=measure_dense.read_cost(host, place),
@@ -126,15 +133,22 @@ def measure_hardware(
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def _dense_tables(clock: Clock, table_bytes: int) -> Iterator[TableCost]:
-    for dim in DIMS:
+def _dense_tables(
+    clock: Clock, table_bytes: int, dims: Sequence[int], optimizers: Sequence[str]
+) -> Iterator[TableCost]:
+    for dim in dims:
         bags = _bags(clock, None, max(1024, table_bytes // (4 * dim)), dim)
-        for optimizer in NAMES:
+        for optimizer in optimizers:
             yield _table_cost(clock, bags, None, optimizer)
 
 
-def _compressed_tables(clock: Clock) -> Iterator[TableCost]:
-    for method, dim in product(COMPRESSED, (16, 64)):
+def _some(dims: Sequence[int]) -> tuple[int, ...]:
+    """Of dims, those that stand for the others in what is measured for few."""
+    return tuple(dims)[:2]
+
+
+def _compressed_tables(clock: Clock, dims: Sequence[int]) -> Iterator[TableCost]:
+    for method, dim in product(COMPRESSED, _some(dims)):
         if isinstance(method, MixedDimension) and method.dim >= dim:
             continue
         yield _table_cost(clock, _bags(clock, method, COMPRESSED_ROWS, dim), method, "rowwise_adagrad")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
@@ -39,8 +39,9 @@ def precisions(clock: Clock) -> tuple[str, ...]:
     return ("float32", "bf16") if clock.device.type == "cuda" else ("float32",)
 
 
-def layers(clock: Clock) -> Iterator[Layer]:
-    for precision, inputs, outputs in product(precisions(clock), WIDTHS, WIDTHS):
+def layers(clock: Clock, of: Sequence[str] | None = None) -> Iterator[Layer]:
+    """Linear layers in some precisions, or in all that the device is good at."""
+    for precision, inputs, outputs in product(of or precisions(clock), WIDTHS, WIDTHS):
         layer = mlp((inputs, outputs), last_activation=True, device=clock.device)
         taken = {}
         for size in _batches(clock):
@@ -59,8 +60,8 @@ def layers(clock: Clock) -> Iterator[Layer]:
         yield Layer(inputs, outputs, taken, precision)
 
 
-def interactions(clock: Clock) -> Iterator[Interaction]:
-    for precision, vectors, dim in product(precisions(clock), (9, 27, 54), (16, 64)):
+def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) -> Iterator[Interaction]:
+    for precision, vectors, dim in product(of or precisions(clock), (9, 27, 54), dims):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         taken = {}
         for size in _batches(clock):
