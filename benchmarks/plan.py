@@ -53,8 +53,8 @@ from holdall.training.step import Step, logloss
 DIM = 16
 """Of both models."""
 STEPS_A_TURN = 4
-WARM_TURNS = 2
-"""Turns that do not count: rooms grow, pages come into memory."""
+WARM_TURNS = 3
+"""Turns that do not count: rooms grow, pages come into memory, steps are captured."""
 MUCH = dict.fromkeys(("device", "host", "disk"), 1 << 62)
 STAGES = ("read", "find", "fetch", "lookup", "dense", "update", "send_back")
 
@@ -152,7 +152,7 @@ class SideOnGpu(Side):
 
     @property
     def num_steps(self) -> int:
-        return 8 * STEPS_A_TURN
+        return 3 * STEPS_A_TURN
 
     def turn(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -199,7 +199,8 @@ class Planning:
             else t
             for t in whole.tables
         )
-        return predict_problem(replace(whole, tables=tables, strategy="split", forecast=None), self.problem, MUCH)
+        made = replace(whole, tables=tables, strategy="split", prefetch=self.problem.prefetch, forecast=None)
+        return predict_problem(made, self.problem, MUCH)
 
     def eight(self) -> dict[str, Plan]:
         """Everything near; everything far and looked up there; two cuts between; tails on disk; some of them; and two
@@ -333,7 +334,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.1, help="size of the tables, of Criteo Kaggle's")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=10)
-    parser.add_argument("--prefetch", type=int, default=0, help="steps ahead that far rows are fetched")
+    parser.add_argument("--prefetch", type=int, default=None, help="steps ahead that far rows are fetched")
     parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them first")
     parser.add_argument("--save-hardware", type=Path, default=None, help="keep the measured rates here")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is shared")

@@ -1,7 +1,9 @@
 """What a step would cost: seconds by stage, from distinct rows a batch, bytes of a row and measured rates.
 
-Stages run one after the other unless something overlaps them: then the longer one hides the part `hardware.overlap` of
-the shorter one. Nothing here is fitted to a plan; every number comes from `Hardware` and from the counts of lookups.
+On a CPU, stages run one after the other unless something overlaps them: then the longer one hides the part
+`hardware.overlap` of the shorter one. On a GPU a step is a graph, and the host, what computes and what moves rows either
+way are four that work at the same time, if they may: the slowest sets the pace. Nothing here is fitted to a plan; every
+number comes from `Hardware` and from the counts of lookups.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 from holdall.errors import ConfigError
 from holdall.parallel.cost import Links
 from holdall.parallel.messages import dense_message, two_fold_messages
-from holdall.placement.gather_path import PINNED
+from holdall.placement.gather_path import PINNED, PINNED_BESIDE
 from holdall.placement.hardware import Cost, Hardware, Interaction, Layer, Line, by_size, interpolate
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
@@ -94,18 +96,24 @@ class Problem:
     def send_back_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
         return self._moved_seconds("write", rows, tier, base)
 
+    @property
+    def reached_as(self) -> str | None:
+        """The tier that stands for rows of the host where kernels of the device reach them; None where none do."""
+        tier = PINNED_BESIDE if self.prefetch > 0 else PINNED
+        tier = tier if tier in self.hardware.gather else PINNED
+        return tier if tier in self.hardware.gather and self.hardware.captured is not None else None
+
     def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
+        if tier == "host" and self.reached_as is not None:  # kernels do all of it
+            lines = [_line_at(rates[self.reached_as], width) for width in self.moved_bytes]
+            return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
         copies = self.hardware.copy
         copy = copies.get("to_device_pinned" if way == "read" else "to_host_pinned", Line())  # a CPU copies nothing
         total = 0.0
         for width in self.moved_bytes:
             line = _line_at(rates[tier], width)
-            seconds = rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
-            if tier == "host" and PINNED in rates:  # or a kernel of the device reaches them
-                kernel = _line_at(rates[PINNED], width)
-                seconds = min(seconds, rows * kernel.each + (kernel.base if base else 0.0))
-            total += seconds
+            total += rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
         begin = self.hardware.begin.get(way, Cost())
         return total + begin.seconds(rows * self.dim, rows) - (0.0 if base else begin.base)
 
@@ -172,9 +180,7 @@ def stage_seconds(
     on_host = strategy == "host"
     found = dict.fromkeys(STAGES, 0.0)
     numbers = sum(load.lookups for load in loads.values()) + problem.batch_size * (problem.num_dense + 1)
-    found["read"] = problem.hardware.read.seconds(numbers)
-    if problem.hardware.device != "cpu":
-        found["read"] += problem.hardware.copy["to_device"].seconds(4 * numbers)
+    found["read"] = problem.hardware.read.seconds(numbers) + launch_seconds(problem, tables, strategy)
     if dense:
         lookup, update = problem.table_costs(Dense(), host=on_host)
         lookups, distinct = (sum(getattr(loads[t.name], what) for t in dense) for what in ("lookups", "distinct"))
@@ -217,13 +223,9 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     Rows of files in the system's memory take as long as others there, and the faults of the pages that are not mapped.
     """
     tiered = [loads[table.name] for table in tables if table.tiered]
-    lookups = sum(load.lookups for load in tiered)
-    far_lookups = sum(load.far_lookups for load in tiered)
     from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
     from_host = sum(load.far for load in tiered) - from_disk - from_cache
-    packs = len({table.tail for table in tables if table.tiered})
-    find = problem.hardware.find.seconds(lookups, far_lookups) + (packs - 1) * problem.hardware.find.base
-    found = {"find": find, "fetch": 0.0, "send_back": 0.0}
+    found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "send_back": 0.0}
     for tier, rows in (("host", from_host), ("host", from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
@@ -233,6 +235,28 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
         found["fetch"] += reads * problem.fault_seconds("read")
         found["send_back"] += writes * problem.fault_seconds("write")
     return found
+
+
+def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> float:
+    """Telling far rows from hot ones, in every pack that has any: one a kind of tail."""
+    total = 0.0
+    for tail in dict.fromkeys(table.tail for table in tables if table.tiered):
+        cost = problem.hardware.find
+        if tail == "host" and problem.reached_as is not None:
+            assert problem.hardware.captured is not None
+            cost = problem.hardware.captured.find
+        of_pack = [loads[table.name] for table in tables if table.tiered and table.tail == tail]
+        total += cost.seconds(sum(load.lookups for load in of_pack), sum(load.far_lookups for load in of_pack))
+    return total
+
+
+def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str) -> float:
+    """What the host does for a step of a GPU, beyond its batch."""
+    known = problem.hardware.captured
+    if known is None or problem.hardware.device == "cpu":
+        return 0.0
+    packs = {table.tail for table in tables if table.tiered} if strategy in ("split", "hot-batches") else set()
+    return known.launch_step + len(packs) * known.launch_far
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
@@ -369,13 +393,17 @@ def dense_bytes(problem: Problem, tables: Sequence[TablePlan]) -> int:
 
 def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str) -> float:
     """A step with what overlaps: batches are read ahead; far rows come during the lookup of hot ones, or earlier."""
+    near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
+    far = stages["find"] + stages["fetch"] + stages["send_back"]
+    if problem.hardware.captured is not None and problem.hardware.device != "cpu":
+        if problem.prefetch > 0 and strategy in ("split", "hot-batches"):
+            return max(near + stages["find"], stages["fetch"], stages["send_back"], stages["read"])
+        return max(near, stages["read"]) if strategy == "plain" else near + far + stages["read"]
     overlap = problem.hardware.overlap
 
     def together(one: float, other: float) -> float:
         return max(one, other) + (1 - overlap) * min(one, other)
 
-    near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
-    far = stages["find"] + stages["fetch"] + stages["send_back"]
     if problem.prefetch > 0:
         return together(near, far + stages["read"])
     if strategy in ("split", "hot-batches"):

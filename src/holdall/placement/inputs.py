@@ -42,8 +42,8 @@ class PlanConfig(ModelSettings):
     """Optimizer, whose state lives with the rows."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the MLPs."""
-    prefetch: int = 0
-    """Steps ahead that far rows are fetched."""
+    prefetch: int | None = None
+    """Steps ahead that far rows are fetched; when absent, 2 on one GPU, and else 0."""
     preset: str = "auto"
     """auto, or a published system: device, dlrm, tt-rec, el-rec, fpd, fae, p2res."""
     allow_compression: str | None = None
@@ -54,7 +54,7 @@ class PlanConfig(ModelSettings):
         self.model_config()  # refuses what does not go together
         OptimizerConfig(name=self.optimizer)
         for name, least in {"world_size": 1, "batch_size": 1, "prefetch": 0}.items():
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
         if self.batch_size % self.world_size:
             raise ConfigError(
@@ -150,10 +150,20 @@ def make_problem(
         work=rehearse(model, schema, config.optimizer, lengths),
         hardware=hardware,
         world_size=config.world_size,
-        prefetch=config.prefetch,
+        prefetch=steps_ahead(config, hardware),
         precision=config.precision,
         hot_inputs=None if folder is None else lambda hot: _hot_share(folder, hot),
     )
+
+
+def steps_ahead(config: PlanConfig, hardware: Hardware) -> int:
+    """How many steps ahead far rows are fetched: as was said, or as pays on such a machine.
+
+    A GPU computes while rows move; the cores of a CPU would do both.
+    """
+    if config.prefetch is not None:
+        return config.prefetch
+    return 2 if hardware.device == "cuda" and config.world_size == 1 else 0
 
 
 def _refuse_incomplete(hardware: Hardware) -> None:

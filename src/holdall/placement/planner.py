@@ -32,6 +32,8 @@ from holdall.sizes import readable_bytes
 from holdall.tables import Dense, Method
 from holdall.tables.budget import auto_method
 
+FETCHING = ("split", "hot-batches", "two-fold")
+"""Strategies that fetch rows, and so can do it ahead."""
 SHARES = (1.0, 0.5)
 """Parts of the host's memory tried for tails when not all fit: the rest keeps popular rows of those on disk."""
 ROUNDS = 2
@@ -113,7 +115,7 @@ class Planner:
         self.row = problem.row_bytes + problem.state_bytes
         self.one_memory = problem.hardware.device == "cpu" and config.caps().host is None
         """Whether the host's memory is the device's, and nobody parted them."""
-        self.hot = HotRows(problem, limits, config.prefetch, one_memory=self.one_memory)
+        self.hot = HotRows(problem, limits, problem.prefetch, one_memory=self.one_memory)
 
     def run(self) -> Plan:
         self._refuse_a_device_too_small()
@@ -146,7 +148,7 @@ class Planner:
             optimizer=config.optimizer,
             precision=config.precision,
             strategy=choice.strategy,
-            prefetch=config.prefetch,
+            prefetch=self.problem.prefetch if choice.strategy in FETCHING else 0,
             world_size=config.world_size,
             device=self.problem.hardware.device,
             caps=config.caps(),
@@ -316,7 +318,7 @@ class Planner:
         return auto_method(self.problem.tables[name], self.problem.dim, int(size * share))
 
     def _refuse_a_device_too_small(self) -> None:
-        fixed = device_bytes(self.problem, self.config.prefetch, (), {})
+        fixed = device_bytes(self.problem, self.problem.prefetch, (), {})
         if fixed > self.limits["device"]:
             raise ConfigError(
                 f"--device-memory {readable_bytes(self.limits['device'])} is less than the {readable_bytes(fixed)} "
