@@ -56,7 +56,7 @@ STEPS_A_TURN = 4
 WARM_TURNS = 3
 """Turns that do not count: rooms grow, pages come into memory, steps are captured."""
 MUCH = dict.fromkeys(("device", "host", "disk"), 1 << 62)
-STAGES = ("read", "find", "fetch", "lookup", "dense", "update", "send_back")
+STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "send_back")
 
 
 class Side:
@@ -226,7 +226,7 @@ def exact(made: Plan) -> bool:
 def measure(
     plans: Mapping[str, Plan], data: Path, turns: int, folder: Path, *, cpu_time: bool = False
 ) -> dict[str, Side]:
-    """Run every plan in turn, `STEPS_A_TURN` steps at a time; each side keeps its times."""
+    """Run every plan in turn, some steps at a time; each side keeps its times."""
     train = DataSet(data, "train")
     kind = Side if next(iter(plans.values())).device == "cpu" else SideOnGpu
     sides = {

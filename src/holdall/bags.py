@@ -164,14 +164,10 @@ class EmbeddingBags(nn.Module):
         placement = self._placement(ids, chosen)
         if placement is not None:
             return self._look_up_placed(placement, ids)
-        columns: dict[int, Tensor] = {}
         for pack in self.packs:
-            packed = [position for position in chosen if tables[position] in pack.tables]
-            if packed and self._reads_storage(pack):
-                vectors = self._lookup(pack, packed, ids)
-                if len(packed) == len(chosen):
-                    return vectors
-                columns.update(zip(packed, vectors.unbind(1), strict=True))
+            if all(tables[position] in pack.tables for position in chosen) and self._reads_storage(pack):
+                return self._lookup(pack, list(chosen), ids)
+        columns = self._look_up_packed(chosen, ids)
         if self.fused and (ids.offsets is not None or ids.weights is not None) and positions is None and not columns:
             pooled = self._pool_together(ids)
             if pooled is not None:
@@ -183,6 +179,16 @@ class EmbeddingBags(nn.Module):
                 columns[position] = self._look_up_one(position, ids)
         found = [columns[position] for position in chosen]
         return torch.stack(found if self.vector_dtype is None else [v.to(self.vector_dtype) for v in found], dim=1)
+
+    def _look_up_packed(self, positions: Sequence[int], ids: Ids) -> dict[int, Tensor]:
+        """Vectors [B, dim] of the features that packs look up, by position: one gather a pack."""
+        tables = list(self.features.values())
+        columns: dict[int, Tensor] = {}
+        for pack in self.packs:
+            packed = [position for position in positions if tables[position] in pack.tables]
+            if packed and self._reads_storage(pack):
+                columns.update(zip(packed, self._lookup(pack, packed, ids).unbind(1), strict=True))
+        return columns
 
     def _look_up_one(self, position: int, ids: Ids) -> Tensor:
         """Vectors [B, dim] of one feature, from its own table."""
@@ -218,11 +224,10 @@ class EmbeddingBags(nn.Module):
 
     def _look_up_placed(self, placement: Placement, ids: Ids) -> Tensor:
         """[B, F, dim], every kernel writing its own columns; in the type of `torch.autocast` where that is on."""
-        together = self._look_up_together([position for position, _ in placement.rest], ids)
-        rest = [
-            together[position] if position in together else self._look_up_one(position, ids)
-            for position, _ in placement.rest
-        ]
+        left = [position for position, _ in placement.rest]
+        columns = self._look_up_packed(left, ids)
+        columns.update(self._look_up_together([position for position in left if position not in columns], ids))
+        rest = [columns[position] if position in columns else self._look_up_one(position, ids) for position in left]
         kind = ids.values.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)

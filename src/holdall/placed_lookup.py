@@ -1,7 +1,7 @@
 """One id a feature from tables of several kinds: every kernel writes its vectors straight into [B, F, dim].
 
 A `Placement` says which kernel makes the vectors of which feature: packs of dense tables, groups of Frobenius tables,
-and the rest, which are made by their tables and copied.
+and the rest, which are made by their tables, or by packs whose rows are not all here, and copied.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Placement:
         self.dense = [DensePart(pack) for pack in packs]
         self.frobenius: dict[Any, FrobeniusPart] = {}
         self.rest: list[tuple[int, int]] = []
-        """(position, column) of features whose tables make their own vectors."""
+        """(position, column) of features whose vectors are made elsewhere."""
         for column, (position, table) in enumerate(tables.items()):
             if not self._place(table, position, column, names[position]):
                 self.rest.append((position, column))

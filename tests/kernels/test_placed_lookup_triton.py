@@ -10,6 +10,8 @@ from holdall.batch import Batch, Ids
 from holdall.kernels.path import HAS_TRITON, INTERPRETED, kernel_path
 from holdall.models.dlrm import DLRMConfig
 from holdall.schema import DenseColumn, Feature, Schema
+from holdall.tables import Frobenius
+from holdall.tiers.place import place
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 if not HAS_TRITON:
@@ -18,6 +20,7 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.kernels.placed_checks import METHODS, ROWS, some_ids, steps
+from tests.tiers import small
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -67,3 +70,25 @@ def test_inference_reads_rows_where_they_are() -> None:
             assert isinstance(looked_up, tuple)
             assert looked_up[2].shape == (18, 8)
             torch.testing.assert_close(model.score(batch.dense, looked_up), expected)
+
+
+@pytest.mark.parametrize("tails", [{"a": "device", "b": "host"}, {"a": "host", "b": "host"}], ids=["whole", "all far"])
+def test_beside_rows_that_are_not_all_here(tails: dict[str, str]) -> None:
+    """Frobenius tables, a dense one that is whole, and far rows that a pack fetches: as with plain torch."""
+    found = {}
+    for path in ("torch", "triton"):
+        with kernel_path(path):  # type: ignore[arg-type]
+            model = small.build(method={"c": Frobenius(rank=4, terms=2)})
+            tiers = place(model, {"a": 5, "b": 2}, "cpu", tails=tails)
+            optimizers = Optimizers(model, OptimizerConfig(name="adagrad", lr=0.1))
+            for batch in small.batches(4):
+                tiers.fetch(batch.ids)
+                small.step(model, optimizers, batch)
+                tiers.send_back()
+            tiers.flush()
+            with torch.no_grad():
+                logits = model(next(iter(small.batches(1))))
+        found[path] = {**small.state(model, optimizers), "logits": logits}
+    assert found["torch"].keys() == found["triton"].keys()
+    for name, expected in found["torch"].items():
+        torch.testing.assert_close(found["triton"][name], expected, rtol=1e-4, atol=1e-5)

@@ -1,9 +1,9 @@
 """What a step would cost: seconds by stage, from distinct rows a batch, bytes of a row and measured rates.
 
 On a CPU, stages run one after the other unless something overlaps them: then the longer one hides the part
-`hardware.overlap` of the shorter one. On a GPU a step is a graph, and the host, what computes and what moves rows either
-way are four that work at the same time, if they may: the slowest sets the pace. Nothing here is fitted to a plan; every
-number comes from `Hardware` and from the counts of lookups.
+`hardware.overlap` of the shorter one. On a GPU a step is a graph, and the host, what computes and what moves rows
+either way are four that work at the same time, if they may: the slowest sets the pace. Nothing here is fitted to a
+plan; every number comes from `Hardware` and from the counts of lookups.
 """
 
 from __future__ import annotations
@@ -180,16 +180,21 @@ def stage_seconds(
     on_host = strategy == "host"
     found = dict.fromkeys(STAGES, 0.0)
     numbers = sum(load.lookups for load in loads.values()) + problem.batch_size * (problem.num_dense + 1)
-    found["read"] = problem.hardware.read.seconds(numbers) + launch_seconds(problem, tables, strategy)
+    found["read"] = problem.hardware.read.seconds(numbers)
+    found["launch"] = launch_seconds(problem, tables, strategy)
     if dense:
         lookup, update = problem.table_costs(Dense(), host=on_host)
         lookups, distinct = (sum(getattr(loads[t.name], what) for t in dense) for what in ("lookups", "distinct"))
         more = num_packs(dense, strategy) - 1
         found["lookup"] += lookup.seconds(lookups, distinct) + more * lookup.base
         found["update"] += update.seconds(lookups, distinct) + more * update.base
+    together: set[str] = set()
     for table in tables:
         if not isinstance(table.method, Dense):
-            for stage, seconds in zip(("lookup", "update"), compressed_seconds(problem, table, on_host), strict=True):
+            kind = table.method.name if problem.hardware.device != "cpu" and not on_host else table.name
+            costs = compressed_seconds(problem, table, on_host, joins=kind in together)
+            together.add(kind)
+            for stage, seconds in zip(("lookup", "update"), costs, strict=True):
                 found[stage] += seconds
     if num_packs(dense, strategy) + (len(dense) < len(tables)) > 1:
         numbers = problem.dim * sum(load.lookups for load in loads.values())
@@ -279,8 +284,13 @@ def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     return found[0], found[1]
 
 
-def compressed_seconds(problem: Problem, table: TablePlan, on_host: bool = False) -> tuple[float, float]:
-    """Lookup and update of a table that is not dense; of a `HotCold` one, of both its parts."""
+def compressed_seconds(
+    problem: Problem, table: TablePlan, on_host: bool = False, *, joins: bool = False
+) -> tuple[float, float]:
+    """Lookup and update of a table that is not dense; of a `HotCold` one, of both its parts.
+
+    `joins`: of what others pay for already, as on a GPU tables of one kind share their kernels.
+    """
     known, size = problem.lookups[table.name], problem.batch_size
     method, lookups = table.method, problem.batch_lookups(table.name)
     parts: list[tuple[Method, float, float]] = [(method, lookups, known.distinct(size))]
@@ -301,8 +311,8 @@ def compressed_seconds(problem: Problem, table: TablePlan, on_host: bool = False
             distinct = chain.products(known.distinct_blocks(size, chain.block, hot), distinct)
         for place, cost in enumerate(costs):
             totals[place] += cost.seconds(of_part, distinct)
-            if part is not method and isinstance(part, Dense):
-                totals[place] -= cost.base  # which is that of a pack
+            if joins or (part is not method and isinstance(part, Dense)):
+                totals[place] -= cost.base  # which is that of a pack, or of the kind
     return totals[0], totals[1]
 
 
@@ -391,14 +401,22 @@ def dense_bytes(problem: Problem, tables: Sequence[TablePlan]) -> int:
     return problem.work.parameter_bytes + sum(t.method.num_bytes(t.num_rows, problem.dim) for t in compressed)
 
 
-def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str) -> float:
-    """A step with what overlaps: batches are read ahead; far rows come during the lookup of hot ones, or earlier."""
+def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *, copied: bool = False) -> float:
+    """A step with what overlaps: batches are read ahead; far rows come during the lookup of hot ones, or earlier.
+
+    `copied`: on a GPU, the host copies some far rows, so its threads have all that moves rows to do.
+    """
     near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
     far = stages["find"] + stages["fetch"] + stages["send_back"]
     if problem.hardware.captured is not None and problem.hardware.device != "cpu":
-        if problem.prefetch > 0 and strategy in ("split", "hot-batches"):
-            return max(near + stages["find"], stages["fetch"], stages["send_back"], stages["read"])
-        return max(near, stages["read"]) if strategy == "plain" else near + far + stages["read"]
+        host = stages["read"] + stages["launch"]
+        if strategy == "plain":
+            return max(near, host)
+        if problem.prefetch == 0 or strategy not in ("split", "hot-batches"):
+            return near + far + host
+        if copied:
+            return max(near, host + far)
+        return max(near + stages["find"], stages["fetch"], stages["send_back"], host)
     overlap = problem.hardware.overlap
 
     def together(one: float, other: float) -> float:

@@ -32,7 +32,8 @@ def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Pla
         plain = {name: Load(load.lookups, load.distinct) for name, load in loads.items()}
         hot_stages = stage_seconds(problem, plan.tables, plan.strategy, plain) | {"find": 0.0}  # nor to be found
         stages = {name: hot_share * hot_stages[name] + (1 - hot_share) * stages[name] for name in stages}
-    seconds = step_seconds(problem, stages, plan.strategy)
+    copied = any(table.tail == "disk" for table in plan.tables) or problem.reached_as is None
+    seconds = step_seconds(problem, stages, plan.strategy, copied=copied)
     made = Forecast(
         memory=used,
         seconds=stages,

@@ -1,105 +1,137 @@
-"""What steps that are CUDA graphs cost beyond the device's part of lookups, layers and updates; see `Captured`."""
+"""What steps that are CUDA graphs cost beyond the device's part of lookups, layers and updates; see `Captured`.
+
+The host's part is that of the code that trains, on batches so small that nothing else shows.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from holdall.batch import Batch, Ids
 from holdall.kernels.path import HAS_TRITON
-from holdall.placement.clock import Clock, captured, fit
+from holdall.models.dlrm import DLRMConfig
+from holdall.models.model import Model
+from holdall.placement.clock import Clock, fit
 from holdall.placement.hardware import Captured, Cost
+from holdall.schema import DenseColumn, Feature, Schema
+from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.place import place
+from holdall.training.captured_step import CapturedStep
+from holdall.training.copy_ahead import copied_ahead
+from holdall.training.optimizers import OptimizerConfig, Optimizers
 
-TABLES = 26
+FEATURES = 26
+SAMPLES = 64
+ROWS = 1000
+HOT = 900
 SHAPES = ((1 << 16, 1 << 14), (1 << 20, 1 << 18), (1 << 20, 1 << 14), (1 << 20, 0))
 """Lookups, and far ones among them, that are timed."""
-LAUNCHED = 20
-"""Steps whose launches are timed together."""
+DEPTH = 2
+"""Steps ahead that rows are fetched."""
+STEPS = (16, 48)
+"""Steps of a run that do not count, and that do."""
 
 
 def measure_captured(clock: Clock) -> Captured | None:
     """None where there is no GPU, or no kernels for it."""
     if clock.device.type != "cuda" or not HAS_TRITON:
         return None
-    return Captured(find=_find(clock), launch_far=_launch_far(clock), launch_step=_launch_step(clock))
-
-
-def _ids(lookups: int, far: int, device: torch.device) -> Tensor:
-    """Ids [T, B], of which so many are 5 or more."""
-    generator = np.random.default_rng(4)
-    lookups = lookups // TABLES * TABLES
-    ids = np.concatenate([np.zeros(lookups - far, np.int32), 5 + generator.integers(0, 1 << 22, far, dtype=np.int32)])
-    return torch.from_numpy(generator.permutation(ids).reshape(TABLES, -1)).to(device)
+    step = _launch_step(clock)
+    return Captured(find=_find(clock), launch_far=max(0.0, _launch_far(clock)), launch_step=step)
 
 
 def _find(clock: Clock) -> Cost:
     """`far_rows_triton.find`, by lookups and far ones."""
+    from holdall.kernels import far_rows_triton
+
     seconds = []
+    info = torch.tensor([[5, 0, 0]] * FEATURES, device=clock.device)
     for lookups, far in SHAPES:
-        find, _ = _finding(clock, lookups, far)
+        ids = _ids(lookups, far, clock.device)
+        located = torch.empty(ids.shape[1], ids.shape[0], dtype=torch.int32, device=clock.device)
+        rows = torch.empty(max(16, far), dtype=torch.int64, device=clock.device)
+
+        def find(ids: Tensor = ids, located: Tensor = located, rows: Tensor = rows, far: int = far) -> Tensor:
+            return far_rows_triton.find(ids, info, located, rows, far + far // 4 + 16, 0)
+
         seconds.append(clock.replayed(find))
     return fit(SHAPES, seconds)
 
 
-def _finding(clock: Clock, lookups: int, far: int):  # type: ignore[no-untyped-def]
-    from holdall.kernels import far_rows_triton
-
-    ids = _ids(lookups, far, clock.device)
-    info = torch.tensor([[5, 0, 0]] * TABLES, device=clock.device)
-    located = torch.empty(ids.shape[1], ids.shape[0], dtype=torch.int32, device=clock.device)
-    rows = torch.empty(max(16, far), dtype=torch.int64, device=clock.device)
-    return lambda: far_rows_triton.find(ids, info, located, rows, far + far // 4 + 16, 0), rows
+def _ids(lookups: int, far: int, device: torch.device) -> Tensor:
+    """Ids [F, B], of which so many are 5 or more."""
+    generator = np.random.default_rng(4)
+    hot = np.zeros(lookups // FEATURES * FEATURES - far, np.int32)
+    ids = np.concatenate([hot, 5 + generator.integers(0, 1 << 22, far, dtype=np.int32)])
+    return torch.from_numpy(generator.permutation(ids).reshape(FEATURES, -1)).to(device)
 
 
-def _launch_far(clock: Clock) -> float:
-    """The host's part of finding, fetching, taking over and sending back, of rows with one kind of state."""
-    from holdall.kernels import far_rows_triton
+# --- the host --------------------------------------------------------------------------------------------------------
 
-    find, rows = _finding(clock, 1 << 14, 1 << 10)
-    table = torch.zeros(1 << 12, 16, pin_memory=True)
-    room = torch.zeros(rows.numel(), 16, device=clock.device)
-    storage = torch.zeros(4 * rows.numel(), 16, device=clock.device)
 
-    def step() -> None:
-        counts = find().zero_()  # so that none is moved
-        source = far_rows_triton.held_by(rows, counts, [(0, rows), (1, rows)])
-        assert source is not None
-        for home in (False, True):
-            for _ in range(2):
-                far_rows_triton.move(table, rows, counts, room, home=home)
-        for _ in range(2):
-            far_rows_triton.take(
-                storage, source, counts, num_hot=0, room_rows=rows.numel(), own_room=2, num_rows=rows.numel()
-            )
+def _model(clock: Clock, dense_device: str | None = None) -> Model:
+    """A small model: nothing that it computes takes long."""
+    features = tuple(Feature(name=f"f{i}", num_rows=ROWS, unseen=ROWS - 1) for i in range(FEATURES))
+    schema = Schema(label="y", dense=(DenseColumn(name="x"),), features=features, splits={})
+    config = DLRMConfig(dim=16, bottom=(16,), top=(16,))
+    return config.build(schema, device=clock.device, dense_device=dense_device)
 
-    return _host_seconds(step)
+
+def _batches(num: int) -> Iterator[Batch]:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(num):
+        ids = torch.randint(ROWS, (FEATURES, SAMPLES), generator=generator, dtype=torch.int32)
+        yield Batch(torch.rand(SAMPLES, 1), Ids(ids, None, FEATURES), torch.ones(SAMPLES))
 
 
 def _launch_step(clock: Clock) -> float:
-    """The host's part of a step that is replayed: its batch to where the graph reads it, rates, the loss."""
-    x, y = torch.zeros(16, device=clock.device), torch.zeros(16, device=clock.device)
-    graph = captured(lambda: x.add_(y))
-    assert graph is not None
-    given = [torch.zeros(16).pin_memory() for _ in range(4)]
+    """A step whose batch is copied ahead and that is replayed, with its loss."""
+    model = _model(clock)
+    optimizers = Optimizers(model, OptimizerConfig())
 
-    def step() -> None:
-        for one in given:
-            x.copy_(one.to(clock.device, non_blocking=True))
-        graph.replay()
-        x.clone()
+    def backward(batch: Batch) -> Tensor:
+        loss = model(batch).mean()
+        loss.backward()
+        return loss.detach()
 
-    return _host_seconds(step)
+    step = CapturedStep(backward, optimizers, SAMPLES)
+    on_device = copied_ahead(_batches(sum(STEPS)), clock.device, lambda batch: model.bags.check(batch.ids))
+    return _host_seconds(step.step(moved) for _, moved in on_device)
 
 
-def _host_seconds(step) -> float:  # type: ignore[no-untyped-def]
-    """Seconds of the host alone."""
-    step()
+def _launch_far(clock: Clock) -> float:
+    """What a pack with far rows adds to a step: finding, fetching, taking over, sending back; rows and their state."""
+    model = _model(clock, dense_device="meta")
+    hot = dict.fromkeys(model.bags.features.values(), HOT)
+    tiers = place(model, hot, clock.device, num_rooms=rooms_for(DEPTH), fetch_by="kernel")
+    Optimizers(model, OptimizerConfig())
+    pipeline = Pipeline(tiers, DEPTH)
+
+    def steps() -> Iterator[None]:
+        for _ in pipeline.steps(_batches(sum(STEPS)), lambda batch: model.bags.check(batch.ids)):
+            yield
+            pipeline.finish_step()
+
+    seconds = _host_seconds(steps())
+    pipeline.close()
+    return seconds
+
+
+def _host_seconds(steps: Iterator[object], now: Callable[[], float] = time.perf_counter) -> float:
+    """Mean seconds of the steps that count."""
+    warm, count = STEPS
+    for _ in range(warm):
+        next(steps)
     torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(LAUNCHED):
-        step()
-    taken = (time.perf_counter() - start) / LAUNCHED
-    torch.cuda.synchronize()
-    return taken
+    start = now()
+    for _ in range(count):
+        next(steps)
+    taken = now() - start
+    for _ in steps:
+        pass
+    return taken / count
