@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.batch import Ids
+from holdall.batch import Ids, features_at
 from holdall.dense_pack import DensePack, FusedLookup, PackedLookup
 from holdall.eager import eager
 from holdall.errors import ConfigError, IdError, did_you_mean
@@ -274,7 +274,7 @@ class EmbeddingBags(nn.Module):
         for group in groups.values():
             if len(group) > 1:
                 tables = [self.table(names[position]) for position in group]
-                values = torch.stack([ids.values[position] for position in group])  # a list as index would wait
+                values = features_at(ids.values, group)
                 rows = tables[0].rows_many(tables, values.long())
                 columns.update(zip(group, rows.unbind(0), strict=True))
         return columns
@@ -303,16 +303,15 @@ class EmbeddingBags(nn.Module):
                 return fused
         mean = next(iter(pack.tables.values())).mode == "mean"
         parameters = [table.weight for table in pack.tables.values()]
-        everything = list(positions) == list(range(self.num_features))
         if ids.offsets is None and ids.weights is None:
             # Sample-major, as batches lie in their files: the result is contiguous for the interaction that follows.
-            values = ids.values if everything else ids.values[list(positions)]
+            values = features_at(ids.values, positions)
             return PackedLookup.apply(pack, pack.locate(values.t(), names), None, None, mean, *parameters)
         size = ids.batch_size
         if ids.offsets is None:
-            rows = pack.locate(ids.values[list(positions)].t(), names).t().reshape(-1)
+            rows = pack.locate(features_at(ids.values, positions).t(), names).t().reshape(-1)
             offsets = torch.arange(rows.numel() + 1, device=rows.device)
-            weights = None if ids.weights is None else ids.weights[list(positions)].reshape(-1)
+            weights = None if ids.weights is None else features_at(ids.weights, positions).reshape(-1)
         else:
             pieces = [ids.bag(position) for position in positions]
             lengths = torch.cat([bounds.diff() for _, bounds, _ in pieces if bounds is not None])
@@ -336,10 +335,9 @@ class EmbeddingBags(nn.Module):
         parameters = [table.weight for table in pack.tables.values()]
         offsets = weights = None
         if ids.offsets is None:
-            chosen = slice(None) if everything else list(positions)
-            rows = pack.row_numbers(pack.locate(ids.values[chosen].t(), names))
+            rows = pack.row_numbers(pack.locate(features_at(ids.values, positions).t(), names))
             if ids.weights is not None:
-                rows, weights = rows.t().reshape(-1), ids.weights[chosen].reshape(-1)
+                rows, weights = rows.t().reshape(-1), features_at(ids.weights, positions).reshape(-1)
                 offsets = torch.arange(rows.numel() + 1, device=rows.device)
         elif everything:
             offsets, weights = ids.offsets, ids.weights

@@ -5,7 +5,7 @@ Shapes: B samples, F features, N dense columns, L lookups in all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,6 +53,13 @@ class Ids:
             offsets=move(self.offsets),
             weights=move(self.weights),
         )
+
+
+def features_at(values: Tensor, positions: Sequence[int]) -> Tensor:
+    """Of values [F, B] the features at `positions`, in that order; a list as an index would wait for a GPU."""
+    if list(positions) == list(range(values.shape[0])):
+        return values
+    return torch.stack([values[position] for position in positions])
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,12 @@ import torch
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON
+from holdall.models.layers import mlp
 from holdall.placement.clock import Clock
+from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_pinned import pinned_rows
+from holdall.placement.planner import PlanConfig, plan, predict
+from holdall.tables import Frobenius
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import CHECKPOINTS, evaluate
@@ -25,6 +29,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from tests.kernels import far_rows_checks as checks
+from tests.placement.made_up_hardware import hardware
 
 SMALL = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
 SPLIT = replace(SMALL, strategy="split", hot_bytes="20KB")
@@ -159,3 +164,38 @@ def test_hot_batches_and_tables_on_the_host(clicks: Path, tmp_path: Path) -> Non
         aucs.append(evaluate(tmp_path / name)["auc"])
     assert min(aucs) > 0.6
     assert abs(aucs[0] - aucs[1]) < 0.05
+
+
+def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: Path) -> None:
+    """A compressed table, one on the device and one with far rows: a graph, and the bits that it has without one."""
+    settings = PlanConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, preset="device")
+    whole = plan(clicks, settings, hardware=hardware(device="cuda"))
+    first, second, third = whole.tables
+    tables = (
+        replace(first, method=Frobenius(rank=4, terms=2), hot_rows=0, tail="compressed", forecast=None),
+        second,
+        replace(third, hot_rows=100, tail="host", forecast=None),
+    )
+    edited = replace(whole, tables=tables, strategy="split", prefetch=2, forecast=None)
+    predict(edited, clicks, hardware=hardware(device="cuda")).save(tmp_path / "plan.json")
+    config = TrainConfig(plan=str(tmp_path / "plan.json"), deterministic=True, lr=0.05, device="cuda")
+    captured = train(clicks, tmp_path / "captured", config, quiet=True)
+    train(clicks, tmp_path / "launched", replace(config, cuda_graph="off"), quiet=True)
+    assert int(captured["cuda_graph"].split()[0]) > 20
+    found, expected = model_of(tmp_path / "captured"), model_of(tmp_path / "launched")
+    assert [name for name in found if not torch.equal(found[name], expected[name])] == []
+
+
+def test_a_seed_means_the_same_on_a_gpu() -> None:
+    def weights(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return [parameter.cpu() for parameter in mlp((7, 5, 1), last_activation=True, device=device).parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(weights("cpu"), weights("cuda"), strict=True))
+
+
+def test_what_steps_cost_beyond_the_device_is_measured(tmp_path: Path) -> None:
+    found = measure_captured(Clock(torch.device("cuda"), repeats=1), tmp_path)
+    assert found is not None
+    assert min(found.launch_far, found.launch_step, found.find.seconds(1e6, 1e4), found.copied.seconds(1e4)) > 0
+    assert list(tmp_path.iterdir()) == []

@@ -116,6 +116,37 @@ def test_what_the_host_cannot_hold_goes_to_disk() -> None:
     assert sum(users.lookups.values()) == pytest.approx(1.0)
 
 
+def test_only_what_fetches_rows_fetches_them_ahead() -> None:
+    assert planned(replace(SMALL, prefetch=2)).prefetch == 0  # everything is on the device
+    tight = replace(SMALL, prefetch=2, device_memory=str(bare() + 300_000), host_memory="10MB")
+    made = planned(tight, slow_host())
+    assert (made.strategy, made.prefetch) == ("split", 2)
+
+
+def test_many_hot_rows_where_few_would_leave_no_room_for_the_others() -> None:
+    """With rooms for 17 steps, the far rows of a step need less memory the more rows are hot."""
+    config = replace(SMALL, prefetch=8, host_memory="10MB")
+    few = find_room(config, dict.fromkeys(ROWS, 0))
+    many = find_room(config, {"users": 1000, "items": 1000, "hours": 24})
+    assert many > 0 > few
+    made = planned(replace(config, device_memory=str(DEVICE)), slow_host())
+    assert made.strategy == "split"
+    assert sum(table.hot_rows for table in made.tables) > 2000
+    assert made.forecast is not None
+    assert made.forecast.total("device") <= DEVICE
+
+
+DEVICE = 400_000
+
+
+def find_room(config: PlanConfig, hot: dict[str, int]) -> int:
+    """Bytes that the device would have left beside these hot rows and the rooms for others."""
+    problem = make_problem(schema_of(ROWS), lookups(ROWS), config, hardware())
+    limits = {"device": DEVICE, "host": 10_000_000, "disk": 0}
+    room = hot_rows.HotRows(problem, limits, problem.prefetch, one_memory=False)
+    return room.room(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
+
+
 # --- some tails in memory, others on disk ----------------------------------------------------------------------------
 
 
@@ -127,6 +158,7 @@ def with_tails(made: Plan, tail: Tail, config: PlanConfig) -> Plan:
     return forecast(changed, problem, find_limits(config, slow_files(), None)["host"])
 
 
+@pytest.mark.usefixtures("as_large_files")
 def test_the_tails_that_are_fetched_most_for_their_bytes_stay_in_memory() -> None:
     """All of `items` fits the memory beside `users`, which has six times its rows, on disk."""
     config = replace(SMALL, device_memory=str(bare() + 100_000), host_memory="500KB", disk_memory="2MB")
@@ -391,6 +423,7 @@ def many_tables(count: int) -> dict[str, Lookups]:
     return known
 
 
+@pytest.mark.usefixtures("as_large_files")
 @pytest.mark.parametrize("count", [26, 1000])
 def test_the_work_of_planning(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans weighed, sorts of all rows by worth, and passes over a table's counts: none grow with the tables."""
@@ -453,6 +486,7 @@ def test_why_a_table_has_its_place() -> None:
         explain_table(made, "user", problem, limits)
 
 
+@pytest.mark.usefixtures("as_large_files")
 def test_why_a_tail_is_on_disk() -> None:
     config = replace(SMALL, device_memory=str(bare() + 100_000), host_memory="500KB", disk_memory="2MB")
     made = planned(config, slow_files())

@@ -10,8 +10,18 @@ import torch
 
 from holdall.placement import clock as clocks
 from holdall.placement.clock import Clock
-from holdall.placement.cost import FAULT_AROUND, Problem, far_seconds, num_packs, page_faults, stage_seconds, table_load
-from holdall.placement.hardware import Cost, Line, TableCost
+from holdall.placement.cost import (
+    FAULT_AROUND,
+    Problem,
+    far_seconds,
+    num_packs,
+    page_faults,
+    stage_seconds,
+    step_seconds,
+    table_load,
+)
+from holdall.placement.gather_path import PINNED, PINNED_BESIDE
+from holdall.placement.hardware import Captured, Cost, Line, TableCost
 from holdall.placement.inputs import PlanConfig, make_problem
 from holdall.placement.lookups import Lookups
 from holdall.placement.measure_begin import beginnings
@@ -50,6 +60,7 @@ def test_rows_that_are_not_stored_have_to_be_begun() -> None:
     assert begun.row_seconds("host") - plain.row_seconds("host") == pytest.approx(16e-9 + 1e-8 + 32e-9)
 
 
+@pytest.mark.usefixtures("as_large_files")
 def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> None:
     """Tables so small that every page of theirs is mapped in between: each costs one fault then."""
     tables = placed(a="disk", b="disk")
@@ -65,6 +76,13 @@ def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> Non
     on_disk = far_seconds(made, tables, loads)
     assert on_disk["fetch"] == pytest.approx(in_memory["fetch"] + reads * made.fault_seconds("read"))
     assert on_disk["send_back"] == pytest.approx(in_memory["send_back"] + writes * made.fault_seconds("write"))
+
+
+def test_small_files_stay_mapped() -> None:
+    made = problem()
+    tables = placed(a="disk", b="disk")
+    loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
+    assert page_faults(made, tables, loads) == (0.0, 0.0)
 
 
 def test_tables_in_several_places_are_looked_up_one_place_after_the_other() -> None:
@@ -114,3 +132,72 @@ def test_beginnings_are_measured_by_numbers_and_rows() -> None:
     found = beginnings(Clock(torch.device("cpu"), repeats=1))
     for cost in (found["read"], found["write"]):
         assert cost.seconds(100_000, 5000) > cost.seconds(1000, 50) > 0
+
+
+# --- a GPU, whose steps are graphs -----------------------------------------------------------------------------------
+
+CAPTURED = Captured(find=Cost(1e-5, 0.0, 1e-9), launch_far=3e-4, launch_step=1e-4, copied=Line(2e-3, 4e-7))
+
+
+def gpu(prefetch: int | None = None) -> Problem:
+    known = hardware()
+    reached = {"64": Line(1e-6, 2e-9)}
+    beside = {"64": Line(1e-6, 5e-9)}
+    rates = {name: {**getattr(known, name), PINNED: reached, PINNED_BESIDE: beside} for name in ("gather", "scatter")}
+    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
+    machine = hardware(device="cuda", captured=CAPTURED, **rates)
+    return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, machine)
+
+
+@pytest.mark.parametrize(("prefetch", "each"), [(0, 2e-9), (None, 5e-9)])
+def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
+    """Beside steps, which is how a GPU fetches unless it is told otherwise, few programs move them."""
+    made = gpu(prefetch)
+    tables = placed(a="host", b="host")
+    loads = {table.name: table_load(made, table) for table in tables}
+    far = sum(load.far for load in loads.values())
+    found = stage_seconds(made, tables, "split", loads)
+    assert found["fetch"] == found["send_back"] == pytest.approx(1e-6 + far * each)
+    assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.far_lookups for load in loads.values()))
+    assert found["launch"] == pytest.approx(4e-4)
+    assert made.prefetch == (2 if prefetch is None else 0)
+
+
+def test_rows_that_the_host_of_a_gpu_copies() -> None:
+    made, tables = gpu(), placed(a="disk", b="disk")
+    loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
+    far = sum(load.far for load in loads.values())
+    found = stage_seconds(made, tables, "split", loads)
+    assert found["find"] == 0.0  # is part of copying
+    assert found["launch"] == pytest.approx(1e-4)
+    assert found["fetch"] + found["send_back"] == pytest.approx(2e-3 + far * 4e-7)
+    cold = {table.name: table_load(made, table) for table in tables}
+    slower = stage_seconds(made, tables, "split", cold)["fetch"] - found["fetch"]
+    assert slower == pytest.approx(far * 99e-6, rel=1e-3)  # 100 us a row of a disk, 1 us of the host
+
+
+def test_the_slowest_sets_the_pace_of_a_gpu() -> None:
+    stages = dict.fromkeys(
+        ("read", "launch", "find", "fetch", "lookup", "dense", "update", "send_back", "communicate"), 0.0
+    )
+    stages |= {"read": 1.0, "launch": 2.0, "find": 0.5, "fetch": 4.0, "dense": 3.0, "update": 2.0, "send_back": 6.0}
+    ahead, none = gpu(), gpu(0)
+    assert step_seconds(ahead, stages, "plain") == 5.0
+    assert step_seconds(ahead, stages, "split") == 6.0
+    assert step_seconds(ahead, stages, "split", copied=True) == 13.5
+    assert step_seconds(none, stages, "split") == 18.5
+    assert step_seconds(ahead, stages, "host") == 18.5
+    assert step_seconds(ahead, stages | {"send_back": 0.0, "fetch": 0.0}, "split") == 5.5
+
+
+def test_compressed_tables_of_one_kind_share_their_kernels_on_a_gpu() -> None:
+    method = Frobenius(rank=8, terms=4)
+    tables = [
+        TablePlan(name=name, num_rows=rows, method=method, hot_rows=0, tail="compressed") for name, rows in ROWS.items()
+    ]
+    for made, times in ((gpu(), 1), (problem(), 2)):
+        loads = {table.name: table_load(made, table) for table in tables}
+        both = stage_seconds(made, tables, "plain", loads)["lookup"]
+        alone = [stage_seconds(made, [table], "plain", {table.name: loads[table.name]})["lookup"] for table in tables]
+        base = made.table_costs(method, num_rows=1)[0].base if times == 1 else 0.0
+        assert both == pytest.approx(sum(alone) - base)

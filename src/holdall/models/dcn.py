@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from holdall.bags import EmbeddingBags
 from holdall.errors import ConfigError
-from holdall.models.layers import mlp
+from holdall.models.layers import drawn_on, mlp
 from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
 from holdall.schema import Schema
 from holdall.tables import Method
@@ -85,11 +85,13 @@ class CrossLayer(nn.Module):
     ):
         super().__init__()
         sizes = (width, width) if rank is None else (width, rank, width)
-        self.linear = nn.Sequential(*(nn.Linear(a, b, bias=False, device=device) for a, b in pairwise(sizes)))
+        place = drawn_on(generator, device)
+        self.linear = nn.Sequential(*(nn.Linear(a, b, bias=False, device=place) for a, b in pairwise(sizes)))
         self.bias = nn.Parameter(torch.zeros(width, device=device))
         with torch.no_grad():
             for weight in self.linear.parameters():
                 weight.normal_(0.0, (2.0 / sum(weight.shape)) ** 0.5, generator=generator)
+        self.linear.to(device)
 
     def forward(self, x0_BW: Tensor, x_BW: Tensor) -> Tensor:
         return x0_BW * (self.linear(x_BW) + self.bias) + x_BW

@@ -38,12 +38,21 @@ def mlp(
     Initialised as DLRM does: weights N(0, 2 / (in + out)), biases N(0, 1 / out).
     """
     layers: list[nn.Module] = []
+    place = drawn_on(generator, device)
     for i, (size_in, size_out) in enumerate(pairwise(sizes)):
-        linear = nn.Linear(size_in, size_out, device=device)
+        linear = nn.Linear(size_in, size_out, device=place)
         with torch.no_grad():
             linear.weight.normal_(0.0, (2.0 / (size_in + size_out)) ** 0.5, generator=generator)
             linear.bias.normal_(0.0, (1.0 / size_out) ** 0.5, generator=generator)
-        layers.append(linear)
+        layers.append(linear.to(device))
         if last_activation or i < len(sizes) - 2:
             layers.append(nn.ReLU(inplace=True))
     return MLP(*layers)
+
+
+def drawn_on(generator: torch.Generator | None, device: torch.device | str | None) -> torch.device:
+    """Where the initial values of parameters for `device` are drawn: on the CPU unless a generator is elsewhere, so
+    that a seed means the same on every device."""
+    if device is not None and torch.device(device).type == "meta":
+        return torch.device("meta")
+    return torch.device("cpu") if generator is None else generator.device

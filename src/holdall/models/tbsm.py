@@ -33,7 +33,7 @@ from holdall.batch import Batch, Ids
 from holdall.eager import eager
 from holdall.errors import ConfigError, DataError
 from holdall.kernels.interaction import dot_interaction, interaction_width
-from holdall.models.layers import mlp
+from holdall.models.layers import drawn_on, mlp
 from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
 from holdall.schema import Schema
 from holdall.tables import Method
@@ -140,9 +140,11 @@ class TBSM(Model):
         width = interaction_width(num_vectors, config.dim)
         size = config.event[-1]
         self.event = mlp((width, *config.event), last_activation=False, generator=generator, device=device)
-        self.attention = nn.Parameter(torch.empty(size, size, device=device))
-        with torch.no_grad():  # A^T A is near the unit matrix: attention starts as the cosine of the two vectors
-            self.attention.normal_(0.0, size**-0.5, generator=generator)
+        attention = torch.empty(size, size, device=drawn_on(generator, device))
+        attention.normal_(
+            0.0, size**-0.5, generator=generator
+        )  # A^T A is near the unit matrix: as the cosine, at first
+        self.attention = nn.Parameter(attention.to(device))
         self.top = mlp((2 * size, *config.top, 1), last_activation=False, generator=generator, device=device)
 
     def check(self, ids: Ids) -> None:

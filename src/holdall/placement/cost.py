@@ -18,15 +18,17 @@ from holdall.errors import ConfigError
 from holdall.parallel.cost import Links
 from holdall.parallel.messages import dense_message, two_fold_messages
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Cost, Hardware, Interaction, Layer, Line, by_size, interpolate
+from holdall.placement.hardware import Captured, Cost, Hardware, Interaction, Layer, Line, by_size, interpolate
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
 from holdall.placement.table_cost import chain_of, swept, table_costs
 from holdall.placement.work import DenseWork
 from holdall.tables import Dense, HotCold, Method
-from holdall.tiers.far_rows import RESIDENT_BYTES
+from holdall.tiers.far_rows import RESIDENT_BYTES, lets_go
 from holdall.training.optimizers import OptimizerConfig, state_bytes_per_row
 
+COPIED = "copied"
+"""Stands for a tier whose rows the host copies to a GPU from files in the system's memory."""
 FAULT_AROUND = 1 << 16
 """Bytes of a file around a page that is read which Linux maps with it, where they are in its memory (its default)."""
 
@@ -97,17 +99,29 @@ class Problem:
         return self._moved_seconds("write", rows, tier, base)
 
     @property
+    def captured(self) -> Captured | None:
+        """What steps cost that are CUDA graphs; None on a CPU, or where it was not measured."""
+        return self.hardware.captured if self.hardware.device != "cpu" else None
+
+    @property
     def reached_as(self) -> str | None:
         """The tier that stands for rows of the host where kernels of the device reach them; None where none do."""
-        tier = PINNED_BESIDE if self.prefetch > 0 else PINNED
-        tier = tier if tier in self.hardware.gather else PINNED
-        return tier if tier in self.hardware.gather and self.hardware.captured is not None else None
+        tier = PINNED_BESIDE if self.prefetch > 0 and PINNED_BESIDE in self.hardware.gather else PINNED
+        return tier if tier in self.hardware.gather and self.captured is not None else None
 
     def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
         if tier == "host" and self.reached_as is not None:  # kernels do all of it
             lines = [_line_at(rates[self.reached_as], width) for width in self.moved_bytes]
             return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
+        if self.captured is not None:  # the host does, and finds them meanwhile
+            copied = self.captured.copied
+            slower = sum(
+                _line_at(rates[tier], width).each - _line_at(rates["host"], width).each
+                for width in self.moved_bytes
+                if tier in rates
+            )
+            return rows * (copied.each / 2 + max(0.0, slower)) + (copied.base / 2 if base else 0.0)
         copies = self.hardware.copy
         copy = copies.get("to_device_pinned" if way == "read" else "to_host_pinned", Line())  # a CPU copies nothing
         total = 0.0
@@ -231,7 +245,8 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
     from_host = sum(load.far for load in tiered) - from_disk - from_cache
     found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "send_back": 0.0}
-    for tier, rows in (("host", from_host), ("host", from_cache), ("disk", from_disk)):
+    mapped = "host" if problem.captured is None else COPIED
+    for tier, rows in (("host", from_host), (mapped, from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
             found["send_back"] += problem.send_back_seconds(rows, tier)
@@ -247,30 +262,31 @@ def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[s
     total = 0.0
     for tail in dict.fromkeys(table.tail for table in tables if table.tiered):
         cost = problem.hardware.find
-        if tail == "host" and problem.reached_as is not None:
-            assert problem.hardware.captured is not None
-            cost = problem.hardware.captured.find
+        if problem.captured is not None:  # the host finds the rows that it copies meanwhile
+            cost = problem.captured.find if tail == "host" and problem.reached_as is not None else Cost()
         of_pack = [loads[table.name] for table in tables if table.tiered and table.tail == tail]
         total += cost.seconds(sum(load.lookups for load in of_pack), sum(load.far_lookups for load in of_pack))
     return total
 
 
 def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str) -> float:
-    """What the host does for a step of a GPU, beyond its batch."""
-    known = problem.hardware.captured
-    if known is None or problem.hardware.device == "cpu":
+    """What the host does for a step of a GPU, beyond its batch and rows that it copies."""
+    if problem.captured is None:
         return 0.0
-    packs = {table.tail for table in tables if table.tiered} if strategy in ("split", "hot-batches") else set()
-    return known.launch_step + len(packs) * known.launch_far
+    reached = strategy in ("split", "hot-batches") and problem.reached_as is not None
+    packs = {table.tail for table in tables if table.tail == "host"} if reached else set()
+    return problem.captured.launch_step + len(packs) * problem.captured.launch_far
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
     """Pages of files that a step maps to read, and to write, them.
 
-    A page stays mapped, for all its rows, until the pack lets go of what it has mapped (`RESIDENT_BYTES`). A system
-    maps pages around one that is read, if it has them in memory, and marks each that is written.
+    A page stays mapped, for all its rows, until the pack lets go of what it has mapped (`RESIDENT_BYTES`), if there is
+    more than that. A system maps pages around one that is read, if it has them in memory, and marks each that is
+    written.
     """
     on_disk = [table for table in tables if table.tail == "disk"]
+    num_rows = sum(table.num_rows for table in on_disk)
     far = sum(loads[table.name].far for table in on_disk)
     if far <= 0:
         return 0.0, 0.0
@@ -279,6 +295,8 @@ def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     for table in on_disk:
         known, samples = problem.lookups[table.name], round(loads[table.name].samples * steps)
         for width in problem.moved_bytes:
+            if not lets_go(num_rows * width):
+                continue
             for place, size in enumerate((FAULT_AROUND, mmap.PAGESIZE)):
                 found[place] += known.distinct_blocks(samples, max(1, size // width), table.hot_rows) / steps
     return found[0], found[1]
@@ -408,7 +426,7 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     """
     near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
     far = stages["find"] + stages["fetch"] + stages["send_back"]
-    if problem.hardware.captured is not None and problem.hardware.device != "cpu":
+    if problem.captured is not None:
         host = stages["read"] + stages["launch"]
         if strategy == "plain":
             return max(near, host)

@@ -113,6 +113,9 @@ class Captured:
     """Seconds of the host: the kernels of a step that find, fetch and send back the far rows of a pack."""
     launch_step: float
     """Seconds of the host: what else it does for a step whose batch is on the device."""
+    copied: Line
+    """Seconds that n far rows add to a step when the host finds, gathers and copies them, and puts them back, ahead of
+    the steps and behind them."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +246,9 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
-        parsed["captured"] = Captured(**{**given["captured"], "find": Cost(**given["captured"]["find"])})
+        known = given["captured"]
+        costs = {"find": Cost(**known["find"]), "copied": Line(**known["copied"])}
+        parsed["captured"] = Captured(**{**known, **costs})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])
     return parsed

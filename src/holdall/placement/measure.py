@@ -122,7 +122,7 @@ def measure_hardware(
         overlap=measure_dense.overlap_cost(near),
         call=measure_dense.call_cost(near),
         stream=measure_dense.stream_cost(near),
-        captured=measure_captured(near),
+        captured=measure_captured(near, Path(folder)),
         collectives=measure_collectives(place),
         notes=tuple(notes),
     )

@@ -5,8 +5,11 @@ The host's part is that of the code that trains, on batches so small that nothin
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +19,8 @@ from holdall.batch import Batch, Ids
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
-from holdall.placement.clock import Clock, fit
-from holdall.placement.hardware import Captured, Cost
+from holdall.placement.clock import Clock, fit, fit_line
+from holdall.placement.hardware import Captured, Cost, Line
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
@@ -27,22 +30,26 @@ from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 FEATURES = 26
 SAMPLES = 64
+"""Of a batch that takes no time but for what the host does."""
 ROWS = 1000
-HOT = 900
+COPIED_ROWS = 100_000
+"""Rows of a table, and of one whose rows the host copies: no cache holds those."""
+COPIED_SAMPLES = (128, 2048)
 SHAPES = ((1 << 16, 1 << 14), (1 << 20, 1 << 18), (1 << 20, 1 << 14), (1 << 20, 0))
 """Lookups, and far ones among them, that are timed."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
-STEPS = (16, 48)
+STEPS = (16, 32)
 """Steps of a run that do not count, and that do."""
 
 
-def measure_captured(clock: Clock) -> Captured | None:
-    """None where there is no GPU, or no kernels for it."""
+def measure_captured(clock: Clock, folder: Path) -> Captured | None:
+    """None where there is no GPU, or no kernels for it. `folder` is where a file of rows is made, and removed."""
     if clock.device.type != "cuda" or not HAS_TRITON:
         return None
-    step = _launch_step(clock)
-    return Captured(find=_find(clock), launch_far=max(0.0, _launch_far(clock)), launch_step=step)
+    return Captured(
+        find=_find(clock), launch_far=_launch_far(clock), launch_step=_launch_step(clock), copied=_copied(clock, folder)
+    )
 
 
 def _find(clock: Clock) -> Cost:
@@ -74,19 +81,19 @@ def _ids(lookups: int, far: int, device: torch.device) -> Tensor:
 # --- the host --------------------------------------------------------------------------------------------------------
 
 
-def _model(clock: Clock, dense_device: str | None = None) -> Model:
+def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None) -> Model:
     """A small model: nothing that it computes takes long."""
-    features = tuple(Feature(name=f"f{i}", num_rows=ROWS, unseen=ROWS - 1) for i in range(FEATURES))
+    features = tuple(Feature(name=f"f{i}", num_rows=rows, unseen=rows - 1) for i in range(FEATURES))
     schema = Schema(label="y", dense=(DenseColumn(name="x"),), features=features, splits={})
     config = DLRMConfig(dim=16, bottom=(16,), top=(16,))
     return config.build(schema, device=clock.device, dense_device=dense_device)
 
 
-def _batches(num: int) -> Iterator[Batch]:
+def _batches(num: int, samples: int = SAMPLES, rows: int = ROWS) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(5)
     for _ in range(num):
-        ids = torch.randint(ROWS, (FEATURES, SAMPLES), generator=generator, dtype=torch.int32)
-        yield Batch(torch.rand(SAMPLES, 1), Ids(ids, None, FEATURES), torch.ones(SAMPLES))
+        ids = torch.randint(rows, (FEATURES, samples), generator=generator, dtype=torch.int32)
+        yield Batch(torch.rand(samples, 1), Ids(ids, None, FEATURES), torch.ones(samples))
 
 
 def _launch_step(clock: Clock) -> float:
@@ -107,13 +114,31 @@ def _launch_step(clock: Clock) -> float:
 def _launch_far(clock: Clock) -> float:
     """What a pack with far rows adds to a step: finding, fetching, taking over, sending back; rows and their state."""
     model = _model(clock, dense_device="meta")
-    hot = dict.fromkeys(model.bags.features.values(), HOT)
-    tiers = place(model, hot, clock.device, num_rooms=rooms_for(DEPTH), fetch_by="kernel")
+    return _far_seconds(clock, model, _batches(sum(STEPS)), fetch_by="kernel")
+
+
+def _copied(clock: Clock, folder: Path) -> Line:
+    """The same where the host copies the rows, from a file in the system's memory, by rows."""
+    counts, seconds = [], []
+    for samples in COPIED_SAMPLES:
+        with tempfile.TemporaryDirectory(dir=folder) as files:
+            model = _model(clock, COPIED_ROWS, dense_device="meta")
+            batches = _batches(sum(STEPS), samples, COPIED_ROWS)
+            tails = dict.fromkeys(model.bags.features.values(), "disk")
+            seconds.append(_far_seconds(clock, model, batches, tails=tails, folder=Path(files)))
+            counts.append(FEATURES * samples)  # nearly all of them different
+    return fit_line(counts, seconds)
+
+
+def _far_seconds(clock: Clock, model: Model, batches: Iterator[Batch], **options: Any) -> float:
+    """Of bringing the rows of batches, none of which is hot, and taking them home."""
+    cold = dict.fromkeys(model.bags.features.values(), 0)
+    tiers = place(model, cold, clock.device, num_rooms=rooms_for(DEPTH), **options)
     Optimizers(model, OptimizerConfig())
     pipeline = Pipeline(tiers, DEPTH)
 
     def steps() -> Iterator[None]:
-        for _ in pipeline.steps(_batches(sum(STEPS)), lambda batch: model.bags.check(batch.ids)):
+        for _ in pipeline.steps(batches, lambda batch: model.bags.check(batch.ids)):
             yield
             pipeline.finish_step()
 

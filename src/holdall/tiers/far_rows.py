@@ -33,6 +33,11 @@ RESIDENT_BYTES = 1 << 30
 """Mapped pages of a file that may stay with the process before it lets go of them (the system keeps them cached)."""
 
 
+def lets_go(num_bytes: int) -> bool:
+    """Whether a file of so many bytes is more than may stay mapped."""
+    return num_bytes > RESIDENT_BYTES
+
+
 class FarRows:
     """Rows [R, ...] in host memory. What is stored of a row (`raw`) may be another thing than its values."""
 
@@ -112,7 +117,7 @@ class MappedFile:
                 f"on from the last checkpoint, and leave the file alone"
             )
         self._touched += num_rows * mmap.PAGESIZE
-        if self._touched > RESIDENT_BYTES:
+        if self._touched > RESIDENT_BYTES and lets_go(self.num_bytes):
             self._map.madvise(mmap.MADV_DONTNEED)
             self._touched = 0
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdall.batch import Ids
+from holdall.batch import Ids, features_at
 from holdall.dense_pack import DensePack
 from holdall.errors import ConfigError
 from holdall.kernels.far_rows import ROOM_SHIFT, find, held_by
@@ -197,7 +197,7 @@ class TieredPack(DensePack):
         positions = [place for place, name in enumerate(features.values()) if name in self.tables]
         names = [name for name in features.values() if name in self.tables]
         _, near, _ = self.column_tensors(names, ids.values.device)
-        places = ids.values if len(names) == ids.num_features else torch.stack([ids.values[at] for at in positions])
+        places = features_at(ids.values, positions)
         return WorkingSet(nothing, (places + near[:, None]).t(), names)
 
     def needed(self, ids: Ids, features: Mapping[str, str], *, room: int = 0, again: bool = False) -> WorkingSet:
@@ -208,7 +208,7 @@ class TieredPack(DensePack):
         positions = [place for place, name in enumerate(features.values()) if name in self.tables]
         columns = self.column_tensors(names, ids.values.device)
         if ids.offsets is None:
-            places = ids.values if len(positions) == ids.num_features else ids.values[positions]
+            places = features_at(ids.values, positions)
             starts = columns[2][:, None]
         else:
             pieces = [ids.bag(position)[0] for position in positions]
