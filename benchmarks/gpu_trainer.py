@@ -8,6 +8,7 @@ of so short a run.
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import tempfile
 import time
@@ -62,6 +63,7 @@ def measure(data: Path, config: TrainConfig, repeats: int) -> list[dict[str, Any
     for repeat in range(repeats):
         for graph in ("on", "off") if repeat % 2 == 0 else ("off", "on"):
             torch._dynamo.reset()
+            gc.collect()  # the run before, whose peak is not this one's
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             with tempfile.TemporaryDirectory() as out:
@@ -87,7 +89,7 @@ def measure(data: Path, config: TrainConfig, repeats: int) -> list[dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=10 * BATCH)
+    parser.add_argument("--rows", type=int, default=48 * BATCH)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()

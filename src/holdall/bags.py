@@ -155,7 +155,7 @@ class EmbeddingBags(nn.Module):
         """Pooled vectors [B, F, dim] of every feature, or of the features at `positions` alone, in that order."""
         self.check(ids)
         if self.deliver_to is not None:
-            return self._look_up(ids.to("cpu"), positions).to(self.deliver_to)
+            return Delivered.apply(self._look_up(ids.to("cpu"), positions), self.deliver_to)
         return self._look_up(ids, positions)
 
     def _look_up(self, ids: Ids, positions: Sequence[int] | None) -> Tensor:
@@ -244,7 +244,7 @@ class EmbeddingBags(nn.Module):
         """
         self._check_feature(ids, position)
         if self.deliver_to is not None:
-            return self._rows(ids.to("cpu"), position).to(self.deliver_to)
+            return Delivered.apply(self._rows(ids.to("cpu"), position), self.deliver_to)
         return self._rows(ids, position)
 
     def _rows(self, ids: Ids, position: int) -> Tensor:
@@ -416,6 +416,24 @@ class EmbeddingBags(nn.Module):
         for pack in self.packs:
             pack.repack()
         return self
+
+
+class Delivered(torch.autograd.Function):
+    """Vectors of the host on a device, whose gradients come back through memory that a GPU copies to at full speed."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, device: torch.device) -> Tensor:
+        return vectors.to(device)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        if grad.device.type != "cuda":
+            return grad.cpu(), None
+        home = torch.empty(grad.shape, dtype=grad.dtype, pin_memory=True)
+        home.copy_(grad, non_blocking=True)
+        torch.cuda.current_stream(grad.device).synchronize()
+        return home, None
 
 
 def _fits(pack: DensePack) -> bool:

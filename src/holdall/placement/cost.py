@@ -217,7 +217,7 @@ def stage_seconds(
     if on_host and problem.hardware.device != "cpu":
         size = 4 * problem.dim * sum(load.lookups for load in loads.values())
         found["fetch"] = problem.hardware.copy["to_device"].seconds(size)
-        found["send_back"] = problem.hardware.copy["to_host"].seconds(size)
+        found["send_back"] = problem.hardware.copy.get("to_host_pinned", problem.hardware.copy["to_host"]).seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
         found.update(far_seconds(problem, tables, loads))
         if dense and problem.prefetch == 0 and problem.hardware.device == "cpu":  # while they come, all are looked up

@@ -1,4 +1,4 @@
-"""Measure this machine, once, in under a minute: `holdall hardware`.
+"""Measure this machine, once, in a minute, or in a few where kernels are compiled for a GPU: `holdall hardware`.
 
 What is timed is what training runs: lookups and updates go through `EmbeddingBags` and `Optimizers`, the interaction
 and layers are those of the models. Every figure is a median of a few repeats; the first one does not count.
