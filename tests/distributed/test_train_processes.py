@@ -15,12 +15,15 @@ import pytest
 import torch
 
 from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.errors import ConfigError
+from holdall.placement.planner import PlanConfig, plan
 from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
 from holdall.training.evaluation import CHECKPOINTS, evaluate
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
-from holdall.training.trainer import train
+from holdall.training.trainer import STAGES_FILE, train
 from tests.distributed.harness import free_port, run
+from tests.placement.made_up_hardware import hardware
 
 HERE = "tests.distributed.process_workers"
 SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)
@@ -235,6 +238,39 @@ def test_strategies_of_one_process_are_refused_for_several(data: Path, tmp_path:
     with pytest.raises(Exception, match="--strategy plain is for one process, and there are 2: use --strategy data-p"):
         run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(SMALL))
     train(data, tmp_path / "alone", replace(DATA_PARALLEL, steps=2), quiet=True)  # the other way round is fine
+
+
+def planned_for_two(data: Path, path: Path) -> Path:
+    """A plan for two processes with little memory, so that some rows are dealt out."""
+    config = PlanConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, world_size=2, device_memory="100KB")
+    made = plan(data, config, hardware=hardware())
+    assert made.strategy == "two-fold"
+    assert any(table.tail == "sharded" for table in made.tables)
+    made.save(path)
+    return path
+
+
+def test_a_plan_for_two_processes_is_followed(data: Path, tmp_path: Path, plain: Path) -> None:
+    path, out = planned_for_two(data, tmp_path / "plan.json"), tmp_path / "run"
+    config = TrainConfig(plan=str(path), log_every=5, lr=0.05, seed=3, timeout=20)
+    first, second = run(f"{HERE}:train_run", 2, str(data), str(out), asdict(config))
+    close(tensors(out), tensors(plain))
+    stages = {row["stage"]: row for row in first["stages"]}
+    assert stages["exchange"]["predicted"] > 0
+    assert stages["exchange"]["measured"] > 0
+    assert json.loads((out / STAGES_FILE).read_text())["stages"] == first["stages"]
+    assert second["valid"] == first["valid"]
+    path.unlink()  # the run has its own copy
+    assert evaluate(out)["auc"] == pytest.approx(evaluate(plain)["auc"], abs=2e-3)
+
+
+def test_a_plan_for_another_number_of_processes(data: Path, tmp_path: Path) -> None:
+    path = planned_for_two(data, tmp_path / "plan.json")
+    with pytest.raises(ConfigError, match="is for 2 processes, and this run has 1: plan with --world-size 1, or start"):
+        train(data, tmp_path / "alone", TrainConfig(plan=str(path)), quiet=True)
+    with pytest.raises(Exception, match="is for 2 processes, and this run has 3"):
+        run(f"{HERE}:train_run", 3, str(data), str(tmp_path / "three"), asdict(TrainConfig(plan=str(path), timeout=20)))
+    assert not (tmp_path / "three" / "plan.json").exists()
 
 
 def test_torchrun(data: Path, tmp_path: Path) -> None:

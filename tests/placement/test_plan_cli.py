@@ -112,7 +112,7 @@ def test_what_a_plan_for_several_processes_covers(data: Path, rates: str, capsys
     shown = " ".join(said(capsys, "plan", str(data), "--hardware", rates, *MODEL, "--world-size", "4").split())
     assert "those of one of 4 processes" in shown
     assert "measured between 2 over gloo" in shown
-    assert "--strategy two-fold" in shown
+    assert "torchrun --nproc-per-node 4 -m holdall train ... --plan follows it" in shown
 
 
 def test_rates_of_another_machine_are_a_note(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,12 @@ def on_several_hosts() -> bool:
     return here.isdecimal() and everywhere.isdecimal() and int(here) < int(everywhere)
 
 
+def processes_here(world_size: int) -> int:
+    """How many of a run's processes are on this host, as torchrun says; all of them where it says nothing."""
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(int(here), world_size) if here.isdecimal() and int(here) > 0 else world_size
+
+
 def prepare_addresses() -> None:
     """Before processes on several hosts meet: refuse what cannot work, and tell gloo its interface if nobody has.
 

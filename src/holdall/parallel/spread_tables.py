@@ -46,8 +46,9 @@ class SpreadTables(DataParallel):
 
 
 class TwoFoldTables(SpreadTables):
-    """`two-fold` (P2RES): see `two_fold`. Hot are the rows that `--hot-bytes` has room for, by their worth; or those
-    with which the exchange of a step is shortest, on links as fast as `holdall hardware` measured them (`cut`)."""
+    """`two-fold` (P2RES): see `two_fold`. Hot are the rows that a plan says, or that `--hot-bytes` has room for, by
+    their worth; or those with which the exchange of a step is shortest, on links as fast as `holdall hardware` measured
+    them (`cut`)."""
 
     cut: Cut | None = None
 
@@ -69,9 +70,11 @@ class TwoFoldTables(SpreadTables):
         tables = {name: model.bags.table(name).num_rows for name in packed}
         if not tables:
             return {}  # `two_fold` says what is wrong
+        self.row_bytes = row_bytes = dim * 4 + state_bytes_per_row(config.optimizer_config(), dim)
+        if self.plan is not None:
+            return self.plan.hot_rows()
         counts = {name: counts for name, counts in self._lookups().items() if name in packed}
         limits, world_size = ranked_rows(self.data.schema), self.processes.world_size
-        self.row_bytes = row_bytes = dim * 4 + state_bytes_per_row(config.optimizer_config(), dim)
         if config.hot_bytes is not None:
             return hot_rows(counts, row_bytes, parse_bytes(config.hot_bytes), at_most=limits)
         hardware = None if config.hardware is None else Hardware.load(config.hardware)

@@ -35,10 +35,9 @@ def find_strategy(config: TrainConfig, processes: Processes) -> type[Strategy]:
     """The strategy of a run; those of one process are refused where there are several."""
     if processes.world_size == 1:
         return ALONE[config.strategy]
-    if config.plan is not None or config.strategy not in TOGETHER:
-        given = f"--plan {config.plan}" if config.plan is not None else f"--strategy {config.strategy}"
+    if config.strategy not in TOGETHER:
         raise ConfigError(
-            f"{given} is for one process, and there are {processes.world_size}: use --strategy "
+            f"--strategy {config.strategy} is for one process, and there are {processes.world_size}: use --strategy "
             f"{', '.join(TOGETHER)}, or start without torchrun"
         )
     if config.strategy == "hot-batches" and (config.tail != "host" or config.prefetch > 1):

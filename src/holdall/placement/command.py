@@ -63,12 +63,8 @@ def run_plan(
             made.save(out)
         except OSError as error:
             raise ConfigError(f"{out} cannot be written ({error.strerror}): name another file") from None
-        following = f"holdall train {data} --out run --plan {out}"
-        if made.world_size > 1:
-            following = (
-                f"torchrun --nproc-per-node {made.world_size} -m holdall train {data} --out run --strategy two-fold"
-            )
-        print(f"wrote {out}; next: {following}", file=sys.stderr)
+        start = "holdall" if made.world_size == 1 else f"torchrun --nproc-per-node {made.world_size} -m holdall"
+        print(f"wrote {out}; next: {start} train {data} --out run --plan {out}", file=sys.stderr)
     return made
 
 

@@ -44,10 +44,11 @@ def _free_host() -> int:
     return free
 
 
-def check_room(plan: Plan, folder: str | Path = ".") -> None:
+def check_room(plan: Plan, folder: str | Path = ".", num_processes: int = 1) -> None:
     """Raise unless this machine has the device, and the free memory, that a plan needs; `folder` is on the plan's disk.
 
-    Where the device is the CPU, what the plan puts on both comes out of one memory.
+    Where the device is the CPU, what the plan puts on both comes out of one memory. A plan's bytes are those of one of
+    the `num_processes` that share this machine; each has a GPU of its own.
     """
     if plan.forecast is None:
         return
@@ -58,6 +59,8 @@ def check_room(plan: Plan, folder: str | Path = ".") -> None:
         )
     free = available_memory(folder, plan.device)
     needed = {tier: plan.forecast.total(tier) for tier in ("device", "host", "disk")}
+    for tier in ("host", "disk") if plan.device == "cuda" else tuple(needed):
+        needed[tier] *= num_processes
     if plan.device == "cpu":
         needed["host"] += needed.pop("device")
     for tier, size in needed.items():

@@ -166,7 +166,8 @@ class Planner:
         return [
             f"bytes and times are those of one of {self.problem.world_size} processes, and what they send is predicted "
             f"from rates measured between {measured.world_size} over {measured.backend}; of the strategies for several "
-            f"processes only two-fold is planned: start torchrun with --strategy two-fold, plans are followed by one"
+            f"processes only two-fold is planned: torchrun --nproc-per-node {self.problem.world_size} -m holdall train "
+            f"... --plan follows it"
         ]
 
     def fits(self, made: Plan) -> bool:

@@ -111,12 +111,13 @@ class Trainer:
         self.device = pick_device(config.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train")
         self.schema = self.data.schema
-        strategy = find_strategy(config, processes)
+        if config.plan is None:
+            find_strategy(config, processes)  # before anyone waits for others
         agree_on_run(config, self.schema, processes)
         self.plan: Plan | None = None
         if config.plan is not None:
-            config, self.plan = follow(config, self.schema, out, resume=resume)
-            strategy = find_strategy(config, processes)
+            config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
+        strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         self.valid = DataSet(data, "valid") if _has_rows(self.schema, "valid") else None
         if config.early_stopping is not None and self.valid is None:
@@ -187,7 +188,8 @@ class Trainer:
         measured = self.strategy.stages.means()
         measured["dense"] = measured.get("dense", 0.0) + measured.pop("backward", 0.0)  # one stage of a plan
         found = {"stages": compared(self.plan, measured, self._steady_seconds or step_seconds)}
-        write_json(self.out / STAGES_FILE, {"format": "holdall-stages", "version": 1, **found})
+        if self.processes.rank == 0:
+            write_json(self.out / STAGES_FILE, {"format": "holdall-stages", "version": 1, **found})
         return found
 
     def _run_segment(self, segment: Segment, progress: Progress) -> bool:
