@@ -1,13 +1,16 @@
-"""Small shapes of every kernel but the tensor train's, for compute-sanitizer: `python -m tests.gpu.sanitized`."""
+"""Small shapes of every kernel, for compute-sanitizer: `python -m tests.gpu.sanitized [tables | trains | rows]`."""
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
-from tests.kernels import frobenius_checks, placed_checks, triton_checks
+from tests.kernels import far_rows_checks, frobenius_checks, placed_checks, train_checks, triton_checks
 
 
-def main() -> None:
+def tables() -> None:
+    """Dense and Frobenius tables, and the interaction."""
     for optimizer in triton_checks.SLOTS:
         triton_checks.check_update(optimizer, num_lookups=333, num_rows=41, dim=20, kind="long runs", device="cuda")
     triton_checks.check_norm(333, 41, 20, "long runs", "cuda")
@@ -19,6 +22,32 @@ def main() -> None:
     frobenius_checks.check_bags(16, 8, 2, 12, 101, scaled=True, device="cuda")
     frobenius_checks.check_places("cuda")
     placed_checks.steps("triton", "sgd", "cuda")
+
+
+def trains() -> None:
+    """Tensor trains: one, two of different shapes, and bags."""
+    pair: list[train_checks.Chain] = [((5, 4, 6), (2, 2, 4), (1, 7, 9, 1)), ((3, 5, 2), (2, 2, 4), (1, 16, 5, 1))]
+    train_checks.check_rows(pair[:1], 77, "long runs", device="cuda")
+    train_checks.check_rows(pair, 51, device="cuda")
+    train_checks.check_bags(pair, 33, mean=True, weighted=True, device="cuda")
+
+
+def rows() -> None:
+    """Rows between the host and the device."""
+    far_rows_checks.check_find(57, 1, "cuda")
+    far_rows_checks.check_too_many("cuda")
+    for shape in far_rows_checks.SHAPES:
+        far_rows_checks.check_moves(20, torch.float32, "cuda", lazy=True, shape=shape)
+    far_rows_checks.check_take("cuda")
+    far_rows_checks.check_held("cuda")
+
+
+GROUPS = {"tables": tables, "trains": trains, "rows": rows}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or GROUPS:
+        GROUPS[name]()
     torch.cuda.synchronize()
     print("all checks ran")
 

@@ -117,7 +117,8 @@ def test_more_rows_than_there_is_room_for() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [1, 7, 64, 128])
 def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
-    checks.check_moves(dim, dtype, "cuda", lazy=lazy)
+    for shape in checks.SHAPES:
+        checks.check_moves(dim, dtype, "cuda", lazy=lazy, shape=shape)
 
 
 def test_both_ways_are_measured() -> None:

@@ -13,6 +13,7 @@ from holdall.tiers.far_rows import Beginnings, FarRows, LazyRows
 
 SIZES = (40, 3, 500, 1)
 HOT = (7, 3, 0, 0)
+SHAPES = (far_rows_triton.ALONE, far_rows_triton.BESIDE)
 
 
 def pinned(tensor: Tensor, device: str) -> Tensor:
@@ -62,7 +63,9 @@ def check_too_many(device: str) -> None:
     assert guarded[10:].tolist() == [-7] * 10
 
 
-def check_moves(dim: int, dtype: torch.dtype, device: str, *, lazy: bool) -> None:
+def check_moves(
+    dim: int, dtype: torch.dtype, device: str, *, lazy: bool, shape: far_rows_triton.Shape = far_rows_triton.ALONE
+) -> None:
     """Rows go where they belong and come home as they are: those of the room, and no others."""
     generator = torch.Generator().manual_seed(dim)
     starts = torch.tensor([0, 40, 43, 543])
@@ -85,13 +88,14 @@ def check_moves(dim: int, dtype: torch.dtype, device: str, *, lazy: bool) -> Non
         room = torch.full((210, dim), -7.0, dtype=dtype, device=device)
         elsewhere = torch.rand(210, generator=generator) < 0.3
         source = torch.where(elsewhere, 5, -1).to(device)
-        options = {"home": False, "initial": initial, "source": source}
+        options = {"home": False, "initial": initial, "source": source, "shape": shape}
         far_rows_triton.move(far.tensor, padded.to(device), counts, room, **options)
         there = torch.where(elsewhere[:count, None], -7.0, expected[rows]).to(dtype)
         assert torch.equal(room[:count].cpu(), there)
         assert bool((room[count:] == -7).all())
         room[:count] = torch.randn(count, dim, generator=generator).to(dtype).to(device)
-        options = {"home": True, "initial": initial, "touched": far.touched if isinstance(far, LazyRows) else None}
+        marked = far.touched if isinstance(far, LazyRows) else None
+        options = {"home": True, "initial": initial, "touched": marked, "shape": shape}
         far_rows_triton.move(far.tensor, padded.to(device), counts, room, **options)
         if device == "cuda":
             torch.cuda.synchronize()

@@ -15,6 +15,7 @@ if not HAS_TRITON:
 if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
+from holdall.kernels.far_rows_triton import Shape
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
 from holdall.training.optimizers import OptimizerConfig, Optimizers
@@ -38,10 +39,11 @@ def test_more_rows_than_there_is_room_for() -> None:
     checks.check_too_many("cpu")
 
 
+@pytest.mark.parametrize("shape", checks.SHAPES, ids=["alone", "beside"])
 @pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize(("dim", "dtype"), [(7, torch.float32), (64, torch.float32), (1, torch.float32)])
-def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
-    checks.check_moves(dim, dtype, "cpu", lazy=lazy)
+@pytest.mark.parametrize("dim", [7, 64, 1])
+def test_rows_there_and_back(dim: int, lazy: bool, shape: Shape) -> None:
+    checks.check_moves(dim, torch.float32, "cpu", lazy=lazy, shape=shape)
 
 
 def test_narrow_rows_there_and_back() -> None:

@@ -18,7 +18,7 @@ import torch
 from holdall.errors import ConfigError
 from holdall.placement import measure, measure_dense
 from holdall.placement.clock import fit, fit_line
-from holdall.placement.cost import interaction_seconds, layer_seconds
+from holdall.placement.dense_cost import interaction_seconds, layer_seconds
 from holdall.placement.hardware import (
     Cost,
     Hardware,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from holdall.environment import versions
 from holdall.files import refuse_existing
+from holdall.held_folder import refuse_held
 from holdall.parallel.processes import Processes, RankLog
 from holdall.parallel.shared_folder import check_shared
 from holdall.popularity.profile import fingerprint
@@ -22,13 +23,14 @@ OWN_SETTINGS = ("device", "kernels")
 
 @contextmanager
 def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
-    """Let rank 0 see that the run folder is free, and all ranks that they share it.
+    """Let rank 0 see that the run folder is free, that nobody trains in it, and all ranks that they share it.
 
     Every rank of several logs to `rank-N.log` there. What ends the block with an error is written down too. A folder of
     a start that was refused, which has these logs alone, is free.
     """
 
     def free() -> None:
+        refuse_held(out)
         if not resume and not _was_refused(out):
             refuse_existing(out, overwrite=overwrite, what="run folder")
 

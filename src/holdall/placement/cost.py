@@ -8,7 +8,6 @@ plan; every number comes from `Hardware` and from the counts of lookups.
 
 from __future__ import annotations
 
-import math
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +16,9 @@ from typing import Any
 from holdall.errors import ConfigError
 from holdall.parallel.cost import Links
 from holdall.parallel.messages import dense_message, two_fold_messages
+from holdall.placement.dense_cost import interaction_seconds, layer_seconds
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Captured, Cost, Hardware, Interaction, Layer, Line, by_size, interpolate
+from holdall.placement.hardware import Captured, Cost, Hardware, Line, interpolate
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
 from holdall.placement.table_cost import chain_of, swept, table_costs
@@ -357,42 +357,6 @@ def dense_seconds(problem: Problem) -> float:
         vectors, dim, times = problem.work.interaction
         total += interaction_seconds(interactions or hardware.interactions, vectors, dim, size * times)
     return total
-
-
-def layer_seconds(layers: Sequence[Layer], inputs: int, outputs: int, samples: float) -> float:
-    """A layer of any size; beyond the measured ones in proportion to its weights."""
-    known = {(one.inputs, one.outputs): by_size(one.seconds, samples) for one in layers}
-    return _on_grid(known, (inputs, outputs), (1.0, 1.0))
-
-
-def interaction_seconds(interactions: Sequence[Interaction], vectors: int, dim: int, samples: float) -> float:
-    """An interaction of any shape; beyond the measured ones in proportion to its products."""
-    known = {(one.vectors, one.dim): by_size(one.seconds, samples) for one in interactions}
-    return _on_grid(known, (vectors, dim), (2.0, 1.0))
-
-
-def _on_grid(known: Mapping[tuple[int, int], float], at: tuple[int, int], growth: tuple[float, float]) -> float:
-    """Seconds at a place of a measured grid, interpolated in the logarithms of both sides and of the seconds.
-
-    Beyond the grid they grow with the given power of what is beyond.
-    """
-    corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
-    beyond = 1.0
-    for axis, value in enumerate(at):
-        ticks = sorted({place[axis] for place in known})
-        inside = min(max(value, ticks[0]), ticks[-1])
-        above = next(place for place, tick in enumerate(ticks) if tick >= inside)
-        low, high = ticks[max(0, above - 1)], ticks[above]
-        part = 1.0 if low == high else math.log(inside / low) / math.log(high / low)
-        beyond *= max(1.0, value / ticks[-1]) ** growth[axis]
-        corners = [
-            ((*corner, tick), weight * share)
-            for corner, weight in corners
-            for tick, share in ((low, 1 - part), (high, part))
-            if share > 0
-        ]
-    logs = [weight * math.log(max(known[corner], 1e-12)) for corner, weight in corners]  # type: ignore[index]
-    return math.exp(sum(logs)) * beyond
 
 
 def communicate_seconds(problem: Problem, tables: Sequence[TablePlan]) -> float:

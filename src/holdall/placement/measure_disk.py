@@ -37,7 +37,7 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
     if free < 2 * num_bytes:
         raise ConfigError(
             f"the disk at {folder} is too small to measure: it takes {readable_bytes(2 * num_bytes)}, and "
-            f"{readable_bytes(free)} are free; name another folder, or a smaller size"
+            f"{readable_bytes(free)} are free; free some, or name a folder on another disk"
         )
     gather: Rates = {"disk": {}, "cached": {}}
     scatter: Rates = {"disk": {}, "cached": {}}

@@ -20,6 +20,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
 from holdall.errors import ConfigError, NonFiniteLossError
 from holdall.files import write_json
+from holdall.held_folder import held
 from holdall.kernels.path import kernel_path
 from holdall.parallel.processes import ALONE, Processes, RankLog, joined
 from holdall.parallel.start import agree_on_run, make_run_folder
@@ -87,7 +88,8 @@ def train(
                 kernel_path(config.kernels),
             ):
                 trainer = Trainer(Path(data), out, config, resume=resume, quiet=quiet, processes=processes, notes=notes)
-                return trainer.run(interrupt)
+                with held(out) if processes.rank == 0 else nullcontext():
+                    return trainer.run(interrupt)
     finally:
         if config.deterministic:
             torch.use_deterministic_algorithms(False)
