@@ -29,7 +29,8 @@ def trains() -> None:
     pair: list[train_checks.Chain] = [((5, 4, 6), (2, 2, 4), (1, 7, 9, 1)), ((3, 5, 2), (2, 2, 4), (1, 16, 5, 1))]
     train_checks.check_rows(pair[:1], 77, "long runs", device="cuda")
     train_checks.check_rows(pair, 51, device="cuda")
-    train_checks.check_bags(pair, 33, mean=True, weighted=True, device="cuda")
+    train_checks.check_bags(pair, 33, mean=True, device="cuda")
+    train_checks.check_bags(pair, 33, weighted=True, device="cuda")
 
 
 def rows() -> None:
