@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall.batch import Batch, Ids
 from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON, kernel_path
 from holdall.tables import Frobenius, HotCold
 from holdall.training.config import TrainConfig
+from holdall.training.copy_ahead import copied_ahead
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer, train
@@ -171,3 +172,21 @@ def test_two_byte_tables_learn(data: Path, tmp_path: Path) -> None:
     for found in curves[1:]:  # they start from other draws
         torch.testing.assert_close(found[-10:].mean(), curves[0][-10:].mean(), rtol=5e-2, atol=0.0)
         assert found[-10:].mean() < 0.98 * found[0]
+
+
+def test_batches_come_in_order_and_a_bad_one_after_those_before() -> None:
+    def batch(number: int) -> Batch:
+        ids = Ids(torch.full((2, 5), number, dtype=torch.int32), None, 2)
+        return Batch(torch.full((5, 3), float(number)), ids, torch.ones(5))
+
+    def check(batch: Batch) -> None:
+        if int(batch.ids.values[0, 0]) == 3:
+            raise ConfigError("the third is bad")
+
+    found = []
+    with pytest.raises(ConfigError, match="the third is bad"):
+        for given, moved in copied_ahead((batch(n) for n in range(6)), torch.device("cuda"), check):
+            assert moved.dense.is_cuda
+            assert torch.equal(moved.dense.cpu(), given.dense)
+            found.append(int(moved.ids.values[1, 4]))
+    assert found == [0, 1, 2]

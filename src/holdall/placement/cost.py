@@ -390,8 +390,13 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     """
     near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
     far = stages["find"] + stages["fetch"] + stages["send_back"]
+    overlap = problem.hardware.overlap
+
+    def together(one: float, other: float) -> float:
+        return max(one, other) + (1 - overlap) * min(one, other)
+
     if problem.captured is not None:
-        host = stages["read"] + stages["launch"]
+        host = together(stages["read"], stages["launch"])
         if strategy == "plain":
             return max(near, host)
         if problem.prefetch == 0 or strategy not in ("split", "hot-batches"):
@@ -399,11 +404,6 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
         if copied:
             return max(near, host + far)
         return max(near + stages["find"], stages["fetch"], stages["send_back"], host)
-    overlap = problem.hardware.overlap
-
-    def together(one: float, other: float) -> float:
-        return max(one, other) + (1 - overlap) * min(one, other)
-
     if problem.prefetch > 0:
         return together(near, far + stages["read"])
     if strategy in ("split", "hot-batches"):
