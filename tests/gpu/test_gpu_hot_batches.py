@@ -50,7 +50,7 @@ def model_of(run: Path) -> dict[str, torch.Tensor]:
 def plain(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """Nothing ahead, copied by the host, no graph."""
     run = tmp_path_factory.mktemp("plain") / "run"
-    train(clicks, run, replace(CONFIG, cuda_graph="off", fetch_by="copy"), quiet=True)
+    train(clicks, run, replace(CONFIG, cuda_graph="off", fetch_by="copy", prefetch=0), quiet=True)
     return model_of(run)
 
 
@@ -58,11 +58,12 @@ def plain(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     "options",
     [
         {"fetch_by": "copy", "prefetch": 2},
-        {"fetch_by": "kernel"},
+        {"fetch_by": "kernel", "prefetch": 0},
+        {},
         {"fetch_by": "kernel", "prefetch": 2},
         {"fetch_by": "kernel", "prefetch": 4},
     ],
-    ids=["copy-2", "kernel-0", "kernel-2", "kernel-4"],
+    ids=["copy-2", "kernel-0", "as it comes", "kernel-2", "kernel-4"],
 )
 def test_the_same_bits(clicks: Path, plain: dict[str, torch.Tensor], tmp_path: Path, options: dict[str, Any]) -> None:
     result = train(clicks, tmp_path / "run", replace(CONFIG, **options), quiet=True)

@@ -56,7 +56,7 @@ def none_ahead(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     def run(optimizer: str) -> dict[str, torch.Tensor]:
         if optimizer not in found:
             out = tmp_path_factory.mktemp("none-ahead") / optimizer
-            config = replace(SPLIT, optimizer=optimizer, fetch_by="copy", cuda_graph="off")  # type: ignore[arg-type]
+            config = replace(SPLIT, optimizer=optimizer, fetch_by="copy", prefetch=0, cuda_graph="off")  # type: ignore[arg-type]
             train(clicks, out, config, quiet=True)
             found[optimizer] = model_of(out)
         return found[optimizer]

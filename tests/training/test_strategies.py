@@ -214,3 +214,12 @@ def test_what_grew_where_it_was_is_noticed(data: Path, tmp_path: Path) -> None:
     before = trainer.strategy.addresses()
     pack.slots = {name: slot.clone() for name, slot in pack.slots.items()}
     assert trainer.strategy.addresses() != before
+
+
+def test_rows_are_fetched_ahead_where_that_pays() -> None:
+    """On one GPU, unless it is told otherwise, and where it changes nothing."""
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert (SPLIT.steps_ahead(gpu), SPLIT.steps_ahead(cpu)) == (2, 0)
+    for given in (0, 3):
+        assert replace(SPLIT, prefetch=given).steps_ahead(gpu) == given
+    assert replace(SPLIT, consistency="stale").steps_ahead(gpu) == 0

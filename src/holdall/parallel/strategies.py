@@ -40,7 +40,7 @@ def find_strategy(config: TrainConfig, processes: Processes) -> type[Strategy]:
             f"--strategy {config.strategy} is for one process, and there are {processes.world_size}: use --strategy "
             f"{', '.join(TOGETHER)}, or start without torchrun"
         )
-    if config.strategy == "hot-batches" and (config.tail != "host" or config.prefetch > 1):
+    if config.strategy == "hot-batches" and (config.tail != "host" or (config.prefetch or 0) > 1):
         raise ConfigError(
             "--strategy hot-batches of several processes keeps rows in memory and fetches one step ahead at most: "
             "leave --tail out, and --prefetch at 0 or 1"

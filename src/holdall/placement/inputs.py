@@ -21,6 +21,7 @@ from holdall.popularity.hot import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.schema import Schema
 from holdall.sizes import parse_budget, parse_bytes
+from holdall.training.config import AHEAD_ON_GPU
 from holdall.training.optimizers import OptimizerConfig, OptimizerName
 
 
@@ -163,7 +164,7 @@ def steps_ahead(config: PlanConfig, hardware: Hardware) -> int:
     """
     if config.prefetch is not None:
         return config.prefetch
-    return 2 if hardware.device == "cuda" and config.world_size == 1 else 0
+    return AHEAD_ON_GPU if hardware.device == "cuda" and config.world_size == 1 else 0
 
 
 def _refuse_incomplete(hardware: Hardware) -> None:

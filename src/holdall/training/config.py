@@ -30,6 +30,10 @@ OPTIONAL_COUNTS = (
 """Settings that are at least 1 where they are given."""
 
 
+AHEAD_ON_GPU = 2
+"""Steps that rows are fetched ahead on a GPU: it changes no bit of the result."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ModelSettings):
     """Settings of a training run."""
@@ -70,8 +74,9 @@ class TrainConfig(ModelSettings):
     refresh_hot: int | None = None
     """Steps after which split looks again at which rows are hot, counted while training; never when absent."""
 
-    prefetch: int = 0
-    """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch; two-fold: 0 or 1."""
+    prefetch: int | None = None
+    """Steps ahead of the computation at which split and hot-batches fetch the rows of a batch; two-fold: 0 or 1. When
+    absent, 2 for those that one process follows on a GPU, which computes meanwhile, and else 0."""
     fetch_by: Literal["auto", "kernel", "copy"] = "auto"
     """What moves rows between the host and a GPU: copy, the host gathers them and copies them in one piece; kernel, a
     kernel on the GPU reaches them where they lie, and all of them are locked in memory; auto, the faster of the two."""
@@ -212,7 +217,7 @@ class TrainConfig(ModelSettings):
             raise ConfigError(f"--merge-every goes with --strategy local, not with {self.strategy}")
         if self.clip_norm is not None and self.strategy == "local":
             raise ConfigError("--clip-norm needs the norm of all gradients, which no process of --strategy local has")
-        if self.prefetch < 0:
+        if self.prefetch is not None and self.prefetch < 0:
             raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
         if self.fetch_by == "kernel" and (not (needs_hot or self.plan) or self.consistency == "stale"):
             raise ConfigError("--fetch-by kernel goes with split and hot-batches, and with --consistency exact")
@@ -220,7 +225,7 @@ class TrainConfig(ModelSettings):
             raise ConfigError(
                 f"--prefetch goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
             )
-        if self.strategy == "two-fold" and (self.prefetch > 1 or self.consistency == "stale"):
+        if self.strategy == "two-fold" and ((self.prefetch or 0) > 1 or self.consistency == "stale"):
             raise ConfigError(
                 "two-fold fetches the rows of the next step, exactly: --prefetch is 0 or 1 and --consistency exact"
             )
@@ -289,6 +294,12 @@ class TrainConfig(ModelSettings):
             name, value = name_and_value(pair, "--setting")
             document[name] = {"method": value} if value in METHODS else plain_value(value)
         return method_from_json(document)
+
+    def steps_ahead(self, device: torch.device) -> int:
+        """How many steps ahead one process fetches rows: as was said, or as pays on such a device."""
+        if self.prefetch is not None:
+            return self.prefetch
+        return AHEAD_ON_GPU if device.type == "cuda" and self.consistency == "exact" else 0
 
     def optimizer_config(self) -> OptimizerConfig:
         seed = self.seed if self.stochastic_rounding else None

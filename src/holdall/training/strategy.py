@@ -207,14 +207,14 @@ class Split(Strategy):
         self.row_bytes = model.bags.dim * 4 + state_bytes_per_row(self.config.optimizer_config(), model.bags.dim)
         self.hot_rows = self._choose_hot_rows(packed) if self.plan is None else self.plan.hot_rows()
         self.limits = {**everything, **self.hot_rows}  # compressed tables are on the device as a whole
-        config = self.config
+        config, ahead = self.config, self.config.steps_ahead(self.device)
         shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed: its checkpoint has what counts
         self.tiers = place(
             model,
             self.hot_rows,
             self.device,
             refreshes=config.refresh_hot is not None,
-            num_rooms=rooms_for(config.prefetch),
+            num_rooms=rooms_for(ahead),
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
             fetch_by="copy" if config.consistency == "stale" else config.fetch_by,
@@ -225,7 +225,7 @@ class Split(Strategy):
                 pack.make_room(self.plan.forecast.staging_rows.get(tail, 0))
         self.pipeline = Pipeline(
             self.tiers,
-            config.prefetch,
+            ahead,
             config.consistency,
             refresh_every=config.refresh_hot,
             stage=lambda name: self.stages.stage(name, waits=False),
