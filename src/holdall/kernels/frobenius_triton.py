@@ -96,6 +96,8 @@ def one_id_a_sample(values: Tensor, num_columns: int) -> Lookups:
 
 
 _METADATA: dict[tuple[object, ...], Tensor] = {}
+_IN_GRAPHS: dict[tuple[object, ...], Tensor] = {}
+"""What a CUDA graph reads whenever it is replayed, and so is never dropped."""
 
 
 def metadata(factors: Sequence[Factors], places: Sequence[Place]) -> Tensor:
@@ -110,10 +112,14 @@ def metadata(factors: Sequence[Factors], places: Sequence[Place]) -> Tensor:
         lines.append((*pointers, left.shape[0], place.source, place.target, start))
         start += left.shape[0]
     key = (device, *lines)
+    if key in _IN_GRAPHS:
+        return _IN_GRAPHS[key]
     if key not in _METADATA:
         if len(_METADATA) >= 256:  # tables come and go in tests and searches
             _METADATA.clear()
         _METADATA[key] = torch.tensor(lines, dtype=torch.int64).to(device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _IN_GRAPHS[key] = _METADATA[key]
     return _METADATA[key]
 
 
