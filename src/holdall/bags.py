@@ -423,7 +423,7 @@ class Delivered(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, device: torch.device) -> Tensor:
-        return vectors.to(device)
+        return vectors.to(device, non_blocking=device.type == "cuda" and vectors.is_pinned())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -22,6 +22,8 @@ class DensePack:
 
     vector_dtype: torch.dtype | None = None
     """Type of looked-up vectors and of their gradients; that of the storage when None."""
+    pins_vectors = False
+    """Whether looked-up vectors are to lie where a GPU copies them from at full speed."""
 
     def __init__(self, tables: Mapping[str, DenseTable], generator: torch.Generator | None, device: torch.device | str):
         self.tables = dict(tables)
@@ -120,7 +122,7 @@ class PackedLookup(torch.autograd.Function):
         ctx.save_for_backward(rows, offsets, weights)
         dtype = pack.vector_dtype or pack.storage.dtype
         if offsets is None:
-            return pack.gather(rows, lambda storage, rows: F.embedding(rows, storage)).to(dtype)
+            return pack.gather(rows, _pinned_rows if pack.pins_vectors else _rows).to(dtype)
         pack.arrived()
         mode = "mean" if mean else "sum"
         weights = None if weights is None else weights.to(pack.storage.dtype)
@@ -140,6 +142,17 @@ class PackedLookup(torch.autograd.Function):
                 weights = lengths.to(grad.dtype).reciprocal()[bag_of]
         ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
         return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
+
+
+def _rows(storage: Tensor, rows: Tensor) -> Tensor:
+    return F.embedding(rows, storage)
+
+
+def _pinned_rows(storage: Tensor, rows: Tensor) -> Tensor:
+    """The same in memory that is taken from the system once, and not anew for every step."""
+    found = torch.empty(rows.numel(), storage.shape[1], dtype=storage.dtype, pin_memory=True)
+    torch.index_select(storage, 0, rows.reshape(-1), out=found)
+    return found.view(*rows.shape, storage.shape[1])
 
 
 class FusedLookup(torch.autograd.Function):

@@ -187,6 +187,13 @@ def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: 
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
+def test_tables_on_the_host_learn_the_same(clicks: Path, tmp_path: Path) -> None:
+    train(clicks, tmp_path / "plain", SMALL, quiet=True)
+    train(clicks, tmp_path / "host", replace(SMALL, strategy="host"), quiet=True)
+    plain, host = model_of(tmp_path / "plain"), model_of(tmp_path / "host")
+    assert all(torch.allclose(plain[name], host[name], rtol=1e-3, atol=1e-4) for name in plain)
+
+
 def test_a_seed_means_the_same_on_a_gpu() -> None:
     def weights(device: str) -> list[torch.Tensor]:
         torch.manual_seed(3)

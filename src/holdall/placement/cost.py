@@ -216,8 +216,9 @@ def stage_seconds(
         found["update"] += problem.hardware.stack["backward"].seconds(numbers)
     if on_host and problem.hardware.device != "cpu":
         size = 4 * problem.dim * sum(load.lookups for load in loads.values())
-        found["fetch"] = problem.hardware.copy["to_device"].seconds(size)
-        found["send_back"] = problem.hardware.copy.get("to_host_pinned", problem.hardware.copy["to_host"]).seconds(size)
+        copies = problem.hardware.copy
+        found["fetch"] = copies.get("to_device_pinned", copies["to_device"]).seconds(size)
+        found["send_back"] = copies.get("to_host_pinned", copies["to_host"]).seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
         found.update(far_seconds(problem, tables, loads))
         if dense and problem.prefetch == 0 and problem.hardware.device == "cpu":  # while they come, all are looked up

@@ -177,6 +177,8 @@ class HostTables(Strategy):
         model = self.config.build_model(self.data.schema)
         move_dense_part(model, self.device)
         model.bags.deliver_to = self.device
+        for pack in model.bags.packs:
+            pack.pins_vectors = self.device.type == "cuda"
         return model
 
     def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
