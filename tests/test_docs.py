@@ -39,3 +39,17 @@ def test_the_commands_for_tables_larger_than_memory(tmp_path: Path, monkeypatch:
     for run in ("run", "disk-run", "hot-run", "planned"):
         assert (tmp_path / run / "checkpoints").is_dir(), run
     assert list((tmp_path / "figures").glob("*.svg"))
+
+
+def test_the_commands_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of the page, on this machine's CPU, with smaller models and batches."""
+    monkeypatch.chdir(tmp_path)
+    write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000), tmp_path / "log.tsv.gz")
+    prepare(["log.tsv.gz"], tmp_path / "data", PrepareConfig())
+    (block,) = re.findall(r"^```bash\n(.*?)^```", (DOCS / "gpu.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
+    assert len(commands) == 3
+    for words in commands:
+        words = [{"cuda": "cpu", "65536": "512", "--compile": "--no-compile"}.get(word, word) for word in words]
+        main([*words, *FAST])
+        assert (tmp_path / words[words.index("--out") + 1] / "checkpoints").is_dir()
