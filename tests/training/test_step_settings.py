@@ -27,6 +27,7 @@ def test_kernels_that_cannot_be_had_are_an_error(data: Path, tmp_path: Path, mon
     monkeypatch.setattr(paths, "INTERPRETED", False)
     with pytest.raises(ConfigError, match="was asked to use Triton"):
         train(data, tmp_path / "run", replace(SMALL, kernels="triton"), quiet=True)
+    assert not (tmp_path / "run").exists()  # nothing was begun
     assert not paths.plain_torch()
     train(data, tmp_path / "torch", replace(SMALL, kernels="torch"), quiet=True)
 

@@ -43,7 +43,9 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise CheckpointError(f"device '{name}' cannot be used here ({str(error).splitlines()[0]})") from None
+        raise CheckpointError(
+            f"device '{name}' cannot be used here ({str(error).splitlines()[0]}): choose cpu or auto"
+        ) from None
     return device
 
 

@@ -21,7 +21,7 @@ from holdall.data.ranking import ranking_path
 from holdall.errors import ConfigError, NonFiniteLossError
 from holdall.files import write_json
 from holdall.held_folder import held
-from holdall.kernels.path import kernel_path
+from holdall.kernels.path import kernel_path, takes_triton
 from holdall.parallel.processes import ALONE, Processes, RankLog, joined
 from holdall.parallel.start import agree_on_run, make_run_folder
 from holdall.parallel.strategies import find_strategy
@@ -113,6 +113,8 @@ class Trainer:
         self.device = pick_device(config.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train")
         self.schema = self.data.schema
+        if config.kernels == "triton":  # before there is anything in the run folder
+            takes_triton("training", torch.empty(0, device=self.device), "triton")
         if config.plan is None:
             find_strategy(config, processes)  # before anyone waits for others
         agree_on_run(config, self.schema, processes)
