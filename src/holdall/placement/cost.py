@@ -18,7 +18,7 @@ from holdall.parallel.cost import Links
 from holdall.parallel.messages import dense_message, two_fold_messages
 from holdall.placement.dense_cost import interaction_seconds, layer_seconds
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Captured, Cost, Hardware, Line, interpolate
+from holdall.placement.hardware import Captured, Cost, Hardware, Line, line_at
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
 from holdall.placement.table_cost import chain_of, swept, table_costs
@@ -112,12 +112,12 @@ class Problem:
     def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
         if tier == "host" and self.reached_as is not None:  # kernels do all of it
-            lines = [_line_at(rates[self.reached_as], width) for width in self.moved_bytes]
+            lines = [line_at(rates[self.reached_as], width) for width in self.moved_bytes]
             return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
         if self.captured is not None:  # the host does, and finds them meanwhile
             copied = self.captured.copied
             slower = sum(
-                _line_at(rates[tier], width).each - _line_at(rates["host"], width).each
+                line_at(rates[tier], width).each - line_at(rates["host"], width).each
                 for width in self.moved_bytes
                 if tier in rates
             )
@@ -126,7 +126,7 @@ class Problem:
         copy = copies.get("to_device_pinned" if way == "read" else "to_host_pinned", Line())  # a CPU copies nothing
         total = 0.0
         for width in self.moved_bytes:
-            line = _line_at(rates[tier], width)
+            line = line_at(rates[tier], width)
             total += rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
         begin = self.hardware.begin.get(way, Cost())
         return total + begin.seconds(rows * self.dim, rows) - (0.0 if base else begin.base)
@@ -134,16 +134,8 @@ class Problem:
     def fault_seconds(self, way: str) -> float:
         """What it costs a row that the page of a file it lies on is in the system's memory, but not mapped."""
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
-        cached, mapped = (_line_at(rates[tier], self.row_bytes).each for tier in ("cached", "host"))
+        cached, mapped = (line_at(rates[tier], self.row_bytes).each for tier in ("cached", "host"))
         return max(0.0, cached - mapped)
-
-
-def _line_at(lines: Mapping[str, Line], width: int) -> Line:
-    """Between measured sizes of a row on a straight line, beyond the largest in proportion."""
-    points = sorted((int(size), line) for size, line in lines.items())
-    sizes = [size for size, _ in points]
-    nearest = min(points, key=lambda point: abs(point[0] - width))[1]
-    return Line(nearest.base, interpolate(sizes, [line.each for _, line in points], width))
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from holdall.errors import ConfigError
-from holdall.placement.hardware import Hardware, Line, default_path, interpolate, machine_identity
+from holdall.placement.hardware import Hardware, default_path, line_at, machine_identity
 
 PINNED = "pinned"
 """The tier of `Hardware.gather` and `scatter` that is host memory as kernels of the device reach it."""
@@ -20,18 +18,10 @@ def seconds_by_path(hardware: Hardware, row_bytes: int, num_rows: int) -> dict[s
         return None
 
     def moved(tier: str) -> float:
-        return sum(_at(lines[tier], row_bytes).seconds(num_rows) for lines in (hardware.gather, hardware.scatter))
+        return sum(line_at(lines[tier], row_bytes).seconds(num_rows) for lines in (hardware.gather, hardware.scatter))
 
     copied = sum(hardware.copy[copy].seconds(num_rows * row_bytes) for copy in copies)
     return {"kernel": moved(PINNED), "copy": moved("host") + copied}
-
-
-def _at(lines: Mapping[str, Line], width: int) -> Line:
-    """Between measured sizes of a row on a straight line, beyond the largest in proportion."""
-    points = sorted((int(size), line) for size, line in lines.items())
-    nearest = min(points, key=lambda point: abs(point[0] - width))[1]
-    each = interpolate([size for size, _ in points], [line.each for _, line in points], width)
-    return Line(nearest.base, each)
 
 
 def kernel_is_faster(row_bytes: int, num_rows: int) -> bool:

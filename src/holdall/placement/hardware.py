@@ -298,6 +298,14 @@ def interpolate(places: Sequence[float], values: Sequence[float], at: float) -> 
     return values[right - 1] + part * (values[right] - values[right - 1])
 
 
+def line_at(lines: Mapping[str, Line], width: int) -> Line:
+    """Of lines by bytes of a row, that of a width: between measured ones on a straight line, beyond the largest in
+    proportion."""
+    points = sorted((int(size), line) for size, line in lines.items())
+    nearest = min(points, key=lambda point: abs(point[0] - width))[1]
+    return Line(nearest.base, interpolate([size for size, _ in points], [line.each for _, line in points], width))
+
+
 def device_kind(name: str) -> str:
     """`cpu` or `cuda` of a device that must be there; `auto` is a GPU if there is one."""
     if name == "auto":
