@@ -205,5 +205,5 @@ def test_a_seed_means_the_same_on_a_gpu() -> None:
 def test_what_steps_cost_beyond_the_device_is_measured(tmp_path: Path) -> None:
     found = measure_captured(Clock(torch.device("cuda"), repeats=1), tmp_path)
     assert found is not None
-    assert min(found.launch_far, found.launch_step, found.find.seconds(1e6, 1e4), found.copied.seconds(1e4)) > 0
+    assert min(found.launch_far, found.launch_step, found.copied.seconds(1e4)) > 0
     assert list(tmp_path.iterdir()) == []

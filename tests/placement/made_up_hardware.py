@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdall.placement.hardware import (
+    Captured,
     Collectives,
     Cost,
     Hardware,
@@ -22,6 +23,9 @@ from holdall.schema import DenseColumn, Feature, Schema
 from holdall.training.optimizers import NAMES
 
 ELSEWHERE = {"id": "another", "cpu": "abacus", "cores": 1, "memory_gib": 1, "gpu": None, "num_gpus": 0}
+
+CAPTURED = Captured(launch_far=3e-4, launch_step=1e-4, copied=Line(2e-3, 4e-7))
+"""What a made-up GPU costs its host."""
 
 
 def _rising(work: int) -> dict[str, float]:
@@ -57,7 +61,7 @@ def hardware(**changes: Any) -> Hardware:
         "host_tables": dense,
         "gather": far,
         "scatter": far,
-        "copy": {"to_device": Line(), "to_host": Line()},
+        "copy": dict.fromkeys(("to_device", "to_host", "to_device_pinned", "to_host_pinned"), Line()),
         "find": Cost(0.0, 1e-9, 0.0),
         "layers": tuple(Layer(a, b, _rising(a * b)) for a, b in product((4, 1024), (4, 1024))),
         "interactions": tuple(Interaction(v, d, _rising(v * v * d)) for v, d in product((2, 64), (4, 64))),
@@ -69,6 +73,8 @@ def hardware(**changes: Any) -> Hardware:
         "stream": 1e10,
         "collectives": Collectives("gloo", 2, {"1024": 1e-4, "1048576": 1e-3}, {"1024": 2e-4, "1048576": 2e-3}),
     }
+    if changes.get("device") == "cuda":
+        values["captured"] = CAPTURED
     return Hardware(**(values | changes))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from holdall.errors import ConfigError
 from holdall.placement import clock as clocks
 from holdall.placement.clock import Clock
 from holdall.placement.cost import (
@@ -21,7 +22,7 @@ from holdall.placement.cost import (
     table_load,
 )
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Captured, Cost, Line, TableCost
+from holdall.placement.hardware import Cost, Line, TableCost
 from holdall.placement.inputs import PlanConfig, make_problem
 from holdall.placement.lookups import Lookups
 from holdall.placement.measure_begin import beginnings
@@ -136,8 +137,6 @@ def test_beginnings_are_measured_by_numbers_and_rows() -> None:
 
 # --- a GPU, whose steps are graphs -----------------------------------------------------------------------------------
 
-CAPTURED = Captured(find=Cost(1e-5, 0.0, 1e-9), launch_far=3e-4, launch_step=1e-4, copied=Line(2e-3, 4e-7))
-
 
 def gpu(prefetch: int | None = None) -> Problem:
     known = hardware()
@@ -145,7 +144,7 @@ def gpu(prefetch: int | None = None) -> Problem:
     beside = {"64": Line(1e-6, 5e-9)}
     rates = {name: {**getattr(known, name), PINNED: reached, PINNED_BESIDE: beside} for name in ("gather", "scatter")}
     config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
-    machine = hardware(device="cuda", captured=CAPTURED, **rates)
+    machine = hardware(device="cuda", find=Cost(1e-5, 0.0, 1e-9), **rates)
     return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, machine)
 
 
@@ -201,3 +200,10 @@ def test_compressed_tables_of_one_kind_share_their_kernels_on_a_gpu() -> None:
         alone = [stage_seconds(made, [table], "plain", {table.name: loads[table.name]})["lookup"] for table in tables]
         base = made.table_costs(method, num_rows=1)[0].base if times == 1 else 0.0
         assert both == pytest.approx(sum(alone) - base)
+
+
+def test_rates_of_a_gpu_without_its_host_are_refused() -> None:
+    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256)
+    old = hardware(device="cuda", captured=None)
+    with pytest.raises(ConfigError, match="no rates for steps that are graphs: measure again with `holdall hardware`"):
+        make_problem(schema_of(ROWS), lookups(ROWS), config, old)

@@ -18,7 +18,7 @@ from holdall.parallel.cost import Links
 from holdall.parallel.messages import dense_message, two_fold_messages
 from holdall.placement.dense_cost import interaction_seconds, layer_seconds
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Captured, Cost, Hardware, Line, line_at
+from holdall.placement.hardware import Cost, Hardware, line_at
 from holdall.placement.lookups import Lookups
 from holdall.placement.plan import STAGES, TablePlan
 from holdall.placement.table_cost import chain_of, swept, table_costs
@@ -99,36 +99,27 @@ class Problem:
         return self._moved_seconds("write", rows, tier, base)
 
     @property
-    def captured(self) -> Captured | None:
-        """What steps cost that are CUDA graphs; None on a CPU, or where it was not measured."""
-        return self.hardware.captured if self.hardware.device != "cpu" else None
-
-    @property
     def reached_as(self) -> str | None:
         """The tier that stands for rows of the host where kernels of the device reach them; None where none do."""
         tier = PINNED_BESIDE if self.prefetch > 0 and PINNED_BESIDE in self.hardware.gather else PINNED
-        return tier if tier in self.hardware.gather and self.captured is not None else None
+        return tier if tier in self.hardware.gather else None
 
     def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
         if tier == "host" and self.reached_as is not None:  # kernels do all of it
             lines = [line_at(rates[self.reached_as], width) for width in self.moved_bytes]
             return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
-        if self.captured is not None:  # the host does, and finds them meanwhile
-            copied = self.captured.copied
+        if self.hardware.captured is not None:  # the host of a GPU does, and finds them meanwhile
+            copied = self.hardware.captured.copied
             slower = sum(
                 line_at(rates[tier], width).each - line_at(rates["host"], width).each
                 for width in self.moved_bytes
                 if tier in rates
             )
             return rows * (copied.each / 2 + max(0.0, slower)) + (copied.base / 2 if base else 0.0)
-        copies = self.hardware.copy
-        copy = copies.get("to_device_pinned" if way == "read" else "to_host_pinned", Line())  # a CPU copies nothing
-        total = 0.0
-        for width in self.moved_bytes:
-            line = line_at(rates[tier], width)
-            total += rows * (line.each + copy.each * width) + (line.base + copy.base if base else 0.0)
+        lines = [line_at(rates[tier], width) for width in self.moved_bytes]
         begin = self.hardware.begin.get(way, Cost())
+        total = sum(rows * line.each + (line.base if base else 0.0) for line in lines)
         return total + begin.seconds(rows * self.dim, rows) - (0.0 if base else begin.base)
 
     def fault_seconds(self, way: str) -> float:
@@ -208,9 +199,8 @@ def stage_seconds(
         found["update"] += problem.hardware.stack["backward"].seconds(numbers)
     if on_host and problem.hardware.device != "cpu":
         size = 4 * problem.dim * sum(load.lookups for load in loads.values())
-        copies = problem.hardware.copy
-        found["fetch"] = copies.get("to_device_pinned", copies["to_device"]).seconds(size)
-        found["send_back"] = copies.get("to_host_pinned", copies["to_host"]).seconds(size)
+        found["fetch"] = problem.hardware.copy["to_device_pinned"].seconds(size)
+        found["send_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
         found.update(far_seconds(problem, tables, loads))
         if dense and problem.prefetch == 0 and problem.hardware.device == "cpu":  # while they come, all are looked up
@@ -238,7 +228,7 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
     from_host = sum(load.far for load in tiered) - from_disk - from_cache
     found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "send_back": 0.0}
-    mapped = "host" if problem.captured is None else COPIED
+    mapped = "host" if problem.hardware.captured is None else COPIED
     for tier, rows in (("host", from_host), (mapped, from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
@@ -254,21 +244,22 @@ def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[s
     """Telling far rows from hot ones, in every pack that has any: one a kind of tail."""
     total = 0.0
     for tail in dict.fromkeys(table.tail for table in tables if table.tiered):
-        cost = problem.hardware.find
-        if problem.captured is not None:  # the host finds the rows that it copies meanwhile
-            cost = problem.captured.find if tail == "host" and problem.reached_as is not None else Cost()
+        reached = tail == "host" and problem.reached_as is not None
+        if problem.hardware.captured is not None and not reached:
+            continue  # the host of a GPU finds the rows that it copies meanwhile
         of_pack = [loads[table.name] for table in tables if table.tiered and table.tail == tail]
-        total += cost.seconds(sum(load.lookups for load in of_pack), sum(load.far_lookups for load in of_pack))
+        lookups, far = (sum(getattr(load, what) for load in of_pack) for what in ("lookups", "far_lookups"))
+        total += problem.hardware.find.seconds(lookups, far)
     return total
 
 
 def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str) -> float:
     """What the host does for a step of a GPU, beyond its batch and rows that it copies."""
-    if problem.captured is None:
+    known = problem.hardware.captured
+    if known is None:
         return 0.0
-    reached = strategy in ("split", "hot-batches") and problem.reached_as is not None
-    packs = {table.tail for table in tables if table.tail == "host"} if reached else set()
-    return problem.captured.launch_step + len(packs) * problem.captured.launch_far
+    moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
+    return known.launch_step + (known.launch_far if moves and any(table.tail == "host" for table in tables) else 0.0)
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
@@ -388,7 +379,7 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     def together(one: float, other: float) -> float:
         return max(one, other) + (1 - overlap) * min(one, other)
 
-    if problem.captured is not None:
+    if problem.hardware.captured is not None:
         host = together(stages["read"], stages["launch"])
         if strategy == "plain":
             return max(near, host)

@@ -105,10 +105,8 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Captured:
-    """What steps of a GPU cost that are CUDA graphs, beyond the device's part of lookups, layers and updates."""
+    """What steps of a GPU cost its host, which launches them as CUDA graphs."""
 
-    find: Cost
-    """As `Hardware.find`, by kernels, which do not wait for the host; seconds of the device."""
     launch_far: float
     """Seconds of the host: the kernels of a step that find, fetch and send back the far rows of a pack."""
     launch_step: float
@@ -155,7 +153,7 @@ class Hardware:
     """Copying n bytes: to_device, to_host (from and to ordinary memory), to_device_pinned, to_host_pinned; nothing
     moves when the device is the CPU."""
     find: Cost
-    """Telling far rows from hot ones among L lookups; U of them are far, and made distinct."""
+    """Telling far rows from hot ones among L lookups; U of them are far, and made distinct. With a GPU, by kernels."""
     begin: dict[str, Cost] = field(default_factory=dict)
     """Making initial values, which are not stored, part of rows that are read or written by tiers (`read`, `write`): by
     numbers and rows. Empty in files from before it was measured."""
@@ -175,7 +173,7 @@ class Hardware:
     stream: float
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
     captured: Captured | None = None
-    """Of a GPU; None in files from before it was measured."""
+    """Of a GPU; None on a CPU, and in files from before it was measured, which are refused."""
     collectives: Collectives | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -246,9 +244,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
-        known = given["captured"]
-        costs = {"find": Cost(**known["find"]), "copied": Line(**known["copied"])}
-        parsed["captured"] = Captured(**{**known, **costs})
+        parsed["captured"] = Captured(**{**given["captured"], "copied": Line(**given["captured"]["copied"])})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])
     return parsed

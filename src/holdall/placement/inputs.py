@@ -172,6 +172,8 @@ def _refuse_incomplete(hardware: Hardware) -> None:
     known: dict[str, Any] = {name: getattr(hardware, name) for name in ("tables", "layers", "interactions")}
     for name in ("gather", "scatter"):
         known |= {f"{name}, {tier}": getattr(hardware, name).get(tier) for tier in ("host", "cached", "disk")}
+    if hardware.device != "cpu":
+        known["steps that are graphs"] = hardware.captured
     for name, rates in known.items():
         if not rates:
             raise ConfigError(f"the hardware file has no rates for {name}: measure again with `holdall hardware`")

@@ -1,6 +1,5 @@
-"""What steps that are CUDA graphs cost beyond the device's part of lookups, layers and updates; see `Captured`.
-
-The host's part is that of the code that trains, on batches so small that nothing else shows.
+"""What steps that are CUDA graphs cost the host that launches them (`Captured`): that of the code that trains, on
+batches so small that nothing else shows.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,8 +17,8 @@ from holdall.batch import Batch, Ids
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
-from holdall.placement.clock import Clock, fit, fit_line
-from holdall.placement.hardware import Captured, Cost, Line
+from holdall.placement.clock import Clock, fit_line
+from holdall.placement.hardware import Captured, Line
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
@@ -35,8 +33,6 @@ ROWS = 1000
 COPIED_ROWS = 100_000
 """Rows of a table, and of one whose rows the host copies: no cache holds those."""
 COPIED_SAMPLES = (128, 2048)
-SHAPES = ((1 << 16, 1 << 14), (1 << 20, 1 << 18), (1 << 20, 1 << 14), (1 << 20, 0))
-"""Lookups, and far ones among them, that are timed."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
 STEPS = (16, 32)
@@ -44,41 +40,10 @@ STEPS = (16, 32)
 
 
 def measure_captured(clock: Clock, folder: Path) -> Captured | None:
-    """None where there is no GPU, or no kernels for it. `folder` is where a file of rows is made, and removed."""
-    if clock.device.type != "cuda" or not HAS_TRITON:
+    """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
+    if clock.device.type != "cuda":
         return None
-    return Captured(
-        find=_find(clock), launch_far=_launch_far(clock), launch_step=_launch_step(clock), copied=_copied(clock, folder)
-    )
-
-
-def _find(clock: Clock) -> Cost:
-    """`far_rows_triton.find`, by lookups and far ones."""
-    from holdall.kernels import far_rows_triton
-
-    seconds = []
-    info = torch.tensor([[5, 0, 0]] * FEATURES, device=clock.device)
-    for lookups, far in SHAPES:
-        ids = _ids(lookups, far, clock.device)
-        located = torch.empty(ids.shape[1], ids.shape[0], dtype=torch.int32, device=clock.device)
-        rows = torch.empty(max(16, far), dtype=torch.int64, device=clock.device)
-
-        def find(ids: Tensor = ids, located: Tensor = located, rows: Tensor = rows, far: int = far) -> Tensor:
-            return far_rows_triton.find(ids, info, located, rows, far + far // 4 + 16, 0)
-
-        seconds.append(clock.replayed(find))
-    return fit(SHAPES, seconds)
-
-
-def _ids(lookups: int, far: int, device: torch.device) -> Tensor:
-    """Ids [F, B], of which so many are 5 or more."""
-    generator = np.random.default_rng(4)
-    hot = np.zeros(lookups // FEATURES * FEATURES - far, np.int32)
-    ids = np.concatenate([hot, 5 + generator.integers(0, 1 << 22, far, dtype=np.int32)])
-    return torch.from_numpy(generator.permutation(ids).reshape(FEATURES, -1)).to(device)
-
-
-# --- the host --------------------------------------------------------------------------------------------------------
+    return Captured(launch_far=_launch_far(clock), launch_step=_launch_step(clock), copied=_copied(clock, folder))
 
 
 def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None) -> Model:
@@ -112,7 +77,12 @@ def _launch_step(clock: Clock) -> float:
 
 
 def _launch_far(clock: Clock) -> float:
-    """What a pack with far rows adds to a step: finding, fetching, taking over, sending back; rows and their state."""
+    """What a pack with far rows adds to a step: finding, fetching, taking over, sending back; rows and their state.
+
+    Nothing where there are no kernels for it: no pack is moved so then.
+    """
+    if not HAS_TRITON:
+        return 0.0
     model = _model(clock, dense_device="meta")
     return _far_seconds(clock, model, _batches(sum(STEPS)), fetch_by="kernel")
 

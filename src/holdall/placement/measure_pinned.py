@@ -15,9 +15,9 @@ COUNTS = (1 << 11, 1 << 15, 1 << 17)
 
 
 def pinned_rows(
-    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], shape: str = "ALONE"
+    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], *, beside: bool = False
 ) -> tuple[dict[str, Line], dict[str, Line]] | None:
-    """`(gather, scatter)` by bytes of a row, by kernels of a shape of `far_rows_triton`; None where there is no such
+    """`(gather, scatter)` by bytes of a row, by kernels that run alone or `beside` steps; None where there is no such
     kernel or no GPU."""
     if clock.device.type != "cuda" or not HAS_TRITON:
         return None
@@ -27,12 +27,14 @@ def pinned_rows(
         table = torch.empty(min(table_bytes // width, 1 << 24), width // 4, pin_memory=True).zero_()
         counts = [min(count, len(table)) for count in COUNTS]
         for home in (False, True):
-            seconds = [_seconds(clock, table, count, generator, home, shape) for count in counts]
+            seconds = [_seconds(clock, table, count, generator, home, beside) for count in counts]
             found[home][str(width)] = fit_line(counts, seconds)
     return found[False], found[True]
 
 
-def _seconds(clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool, shape: str) -> float:
+def _seconds(
+    clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool, beside: bool
+) -> float:
     """Of moving so many random rows."""
     from holdall.kernels import far_rows_triton
 
@@ -40,11 +42,11 @@ def _seconds(clock: Clock, table: Tensor, count: int, generator: np.random.Gener
     counts = torch.tensor([count, count, 0], dtype=torch.int32, device=clock.device)
     rows = torch.zeros(count, dtype=torch.int64, device=clock.device)
     step = len(table) // count
-    laid_out = getattr(far_rows_triton, shape)
+    shape = far_rows_triton.BESIDE if beside else far_rows_triton.ALONE
 
     def draw() -> None:
         drawn = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending
         rows.copy_(torch.from_numpy(drawn))
 
     draw()
-    return clock.replayed(lambda: far_rows_triton.move(table, rows, counts, room, home=home, shape=laid_out), draw)
+    return clock.replayed(lambda: far_rows_triton.move(table, rows, counts, room, home=home, shape=shape), draw)
