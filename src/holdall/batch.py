@@ -5,7 +5,7 @@ Shapes: B samples, F features, N dense columns, L lookups in all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,3 +111,13 @@ class Batch:
             ids=self.ids.to(device, non_blocking=non_blocking),
             label=self.label.to(device, non_blocking=non_blocking),
         )
+
+
+def checked_and_pinned(check: Callable[[Batch], None]) -> Callable[[Batch], Batch]:
+    """What makes a batch ready for a GPU: looks at it, and puts it where the GPU can copy it from."""
+
+    def make(batch: Batch) -> Batch:
+        check(batch)
+        return batch.pinned()
+
+    return make

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,18 +25,14 @@ from typing import Any, Literal
 
 import torch
 
-from holdall.batch import Batch
+from holdall.batch import Batch, checked_and_pinned
 from holdall.errors import ConfigError, HoldallError, TierError
+from holdall.helper_thread import FEW, READY, HelperThread, made_ahead
 from holdall.tiers.device_times import DeviceTimes
 from holdall.tiers.place import Tiers
 from holdall.tiers.working_set import WorkingSet
 
 Consistency = Literal["exact", "stale"]
-READ_AHEAD = 2
-"""Batches that are checked and made ready before the step that is fetched next, on a GPU and where steps run ahead."""
-HOST_THREADS = 4
-"""Threads of an operation on the host in a stage, beside a GPU; each stage has its own. Gathering 40,000 rows of 256
-bytes out of 12 GB took 0.9 ms with 4, 3.0 with 8 and 6.0 with 16 of them, on 16 cores."""
 
 
 @dataclass
@@ -84,14 +80,13 @@ class Pipeline:
         self._stage = stage
         self.device = tiers.device
         on_gpu = self.device.type == "cuda"
-        self._reader = _thread("read") if on_gpu else None
+        few = FEW if on_gpu else None
+        self._reader = HelperThread("read", few) if on_gpu else None
         """Checks batches and makes them ready to be copied, on a GPU."""
-        self._last_read: Future[Batch] | None = None
         # Where kernels move the rows, all stages are launches: threads would only wait for the interpreter's lock.
         launches_only = on_gpu and all(pack.moves is not None for pack in tiers.packs)
-        self._fetcher: Executor = _AtOnce() if launches_only else _thread("fetch")
-        self._returner: Executor = _AtOnce() if launches_only else _thread("return")
-        self._limit_threads()
+        self._fetcher: Executor = _AtOnce() if launches_only else HelperThread("fetch", few)
+        self._returner: Executor = _AtOnce() if launches_only else HelperThread("return", few)
         # What moves rows is small and the steps ahead wait for it: it goes before what computes.
         self._fetch_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self._return_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
@@ -110,15 +105,6 @@ class Pipeline:
             pack.settle = self.settle
             if pack.moves is not None:
                 pack.moves.beside_steps = depth > 0
-
-    def _limit_threads(self) -> None:
-        """Let the host's share of each stage run on few threads: more get in each other's way, and in the step's."""
-        if self._reader is None:
-            return
-        before = torch.get_num_threads()
-        for executor in (self._reader, self._fetcher, self._returner):
-            executor.submit(torch.set_num_threads, min(before, HOST_THREADS)).result()  # of that thread alone
-        torch.set_num_threads(before)  # of this one, which may be one of them
 
     def steps(
         self, batches: Iterator[Batch], check: Callable[[Batch], None], *, first: int = 0
@@ -174,13 +160,8 @@ class Pipeline:
         if self._reader is None:
             yield from ((batch, None) for batch in batches)
             return
-        ahead: deque[tuple[Batch, Future[Batch] | None]] = deque()
-        for batch in batches:
-            self._last_read = self._reader.submit(_checked_and_pinned, batch, check)
-            ahead.append((batch, self._last_read))
-            if len(ahead) > (READ_AHEAD if self.depth else 0):
-                yield ahead.popleft()
-        yield from ahead
+        count = READY if self.depth else 0
+        yield from made_ahead(batches, checked_and_pinned(check), self._reader, count)
 
     def _start(self, number: int, batch: Batch, ready: Future[Batch] | None, check: Callable[[Batch], None]) -> Step:
         step = Step(number, batch, list(self._recent), ready)
@@ -309,8 +290,8 @@ class Pipeline:
 
     def settle(self) -> None:
         """Wait until nothing moves: the rows of all steps that are done are home, those of the next are fetched."""
-        if self._last_read is not None:
-            self._last_read.exception()  # what went wrong is that step's to raise
+        if self._reader is not None:
+            self._reader.settle()
         for step in self._recent:
             if step.fetched is not None:
                 step.fetched.exception()  # what went wrong is that step's to raise
@@ -348,10 +329,6 @@ def _named(step: Step, stage: str) -> Iterator[None]:
         raise TierError(f"{stage} the rows of step {step.number} failed: {error}") from error
 
 
-def _thread(name: str) -> Executor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"holdall-{name}")
-
-
 class _AtOnce(Executor):
     """Runs what it is given where it is asked to, at once."""
 
@@ -362,8 +339,3 @@ class _AtOnce(Executor):
         except Exception as error:
             future.set_exception(error)
         return future
-
-
-def _checked_and_pinned(batch: Batch, check: Callable[[Batch], None]) -> Batch:
-    check(batch)
-    return batch.pinned()

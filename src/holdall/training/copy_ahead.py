@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from typing import TypeVar
 
 import torch
 
-from holdall.batch import Batch
-
-READY = 2
-"""Batches that are checked and pinned before they are copied."""
-THREADS = 4
-"""Threads of an operation of the thread that does it: more would be in the way of the others."""
-
-Item = TypeVar("Item")
-Made = TypeVar("Made")
+from holdall.batch import Batch, checked_and_pinned
+from holdall.helper_thread import HelperThread, made_ahead
 
 
 def copied_ahead(
@@ -33,14 +23,9 @@ def copied_ahead(
             check(batch)
             yield batch, batch
         return
-
-    def pinned(batch: Batch) -> Batch:
-        check(batch)
-        return batch.pinned()
-
     stream = torch.cuda.Stream(device)
     waiting: tuple[Batch, Batch, torch.cuda.Event] | None = None
-    with closing(made_ahead(batches, pinned)) as ready:
+    with HelperThread("read") as thread, closing(made_ahead(batches, checked_and_pinned(check), thread)) as ready:
         for batch, made in ready:
             if made.exception() is not None and waiting is not None:
                 yield _take(waiting, device)
@@ -52,22 +37,6 @@ def copied_ahead(
             waiting = (batch, moved, arrived)
     if waiting is not None:
         yield _take(waiting, device)
-
-
-def made_ahead(
-    items: Iterator[Item], make: Callable[[Item], Made], count: int = READY
-) -> Generator[tuple[Item, Future[Made]], None, None]:
-    """The items, each with what a thread makes of it, which has begun with so many after it."""
-    ahead: deque[tuple[Item, Future[Made]]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="holdall-read") as thread:
-        before = torch.get_num_threads()
-        thread.submit(torch.set_num_threads, min(before, THREADS)).result()
-        torch.set_num_threads(before)  # of this thread
-        for item in items:
-            ahead.append((item, thread.submit(make, item)))
-            if len(ahead) > count:
-                yield ahead.popleft()
-        yield from ahead
 
 
 def _take(waiting: tuple[Batch, Batch, torch.cuda.Event], device: torch.device) -> tuple[Batch, Batch]:
