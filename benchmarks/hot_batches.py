@@ -18,6 +18,7 @@ import math
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from holdall.training.trainer import train
 METRICS = ("auc", "logloss", "accuracy")
 MOVING = ("host", "split", "hot-batches")
 """Strategies that move rows or vectors between host and device."""
+SETTINGS = TrainConfig(model="rmc2", epochs=2, batch_size=512, lr=0.005, table_lr=0.03)
+"""Of the runs on small data."""
 PLANTED = SyntheticConfig(rows=200_000, cardinalities=(20_000, 5_000, 40_000, 300, 50, 10_000), num_dense=4, zipf=1.1)
 QUALITY_NOTES = (
     "How finely hot and cold batches mix and which come first was chosen by validation logloss on the Criteo sample, "
@@ -97,12 +100,8 @@ def quality(name: str, data: Path, folder: Path, arguments: argparse.Namespace) 
     runs: dict[str, list[dict[str, float]]] = {}
     for strategy in ("plain", "hot-batches"):
         for seed in range(arguments.seeds):
-            config = TrainConfig(
-                model="rmc2",
-                epochs=2,
-                batch_size=512,
-                lr=0.005,
-                table_lr=0.03,
+            config = replace(
+                SETTINGS,
                 seed=seed,
                 evaluate_every=25,
                 early_stopping=1000,  # never, but the best one is kept: on data this small, models overfit
@@ -147,12 +146,8 @@ def moved_bytes(
     data: Path, out: Path, strategy: str, hot_bytes: str, arguments: argparse.Namespace
 ) -> dict[str, float]:
     """Bytes a sample that two epochs and the checkpoint at their end move, and those of the checkpoint among them."""
-    config = TrainConfig(
-        model="rmc2",
-        epochs=2,
-        batch_size=512,
-        lr=0.005,
-        table_lr=0.03,
+    config = replace(
+        SETTINGS,
         strategy=strategy,  # type: ignore[arg-type]
         hot_bytes=None if strategy == "host" else hot_bytes,
         device=arguments.device,

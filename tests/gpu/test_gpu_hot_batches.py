@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS
 from holdall.training.trainer import train
+from tests.gpu.runs import model_of, write_clicks
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -35,15 +33,7 @@ CONFIG = TrainConfig(
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("gpu") / "clicks"
-    write_prepared(SyntheticConfig(rows=40_000, cardinalities=(5000, 70, 20_000), num_dense=3), out)
-    return out
-
-
-def model_of(run: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint.latest(run / CHECKPOINTS)
-    assert path is not None
-    return checkpoint.load(path, prefix="model.")[0]
+    return write_clicks(tmp_path_factory.mktemp("gpu"), 40_000)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.layers import mlp
@@ -18,9 +17,8 @@ from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.planner import PlanConfig, plan, predict
 from holdall.tables import Frobenius
-from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS, evaluate
+from holdall.training.evaluation import evaluate
 from holdall.training.trainer import Trainer, train
 
 if not torch.cuda.is_available():
@@ -28,6 +26,7 @@ if not torch.cuda.is_available():
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
+from tests.gpu.runs import model_of, write_clicks
 from tests.kernels import far_rows_checks as checks
 from tests.placement.made_up_hardware import hardware
 
@@ -37,15 +36,7 @@ SPLIT = replace(SMALL, strategy="split", hot_bytes="20KB")
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("gpu") / "clicks"
-    write_prepared(SyntheticConfig(rows=20_000, cardinalities=(5000, 70, 20_000), num_dense=3), out)
-    return out
-
-
-def model_of(run: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint.latest(run / CHECKPOINTS)
-    assert path is not None
-    return checkpoint.load(path, prefix="model.")[0]
+    return write_clicks(tmp_path_factory.mktemp("gpu"), 20_000)
 
 
 @pytest.fixture(scope="module")

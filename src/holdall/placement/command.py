@@ -85,7 +85,10 @@ def hardware_here(given: Path | None) -> Hardware:
         return Hardware.load(kept)
     from holdall.placement.measure import measure_hardware
 
-    print(f"this machine was not measured yet: measuring it now, about a minute, into {kept}", file=sys.stderr)
+    print(
+        f"this machine was not measured yet: measuring it now, about a minute (a GPU: a few), into {kept}",
+        file=sys.stderr,
+    )
     measured = measure_hardware()
     measured.save(kept)
     return measured
