@@ -19,6 +19,7 @@ from holdall.batch import Ids, features_at
 from holdall.dense_pack import DensePack, FusedLookup, PackedLookup
 from holdall.eager import eager
 from holdall.errors import ConfigError, IdError, did_you_mean
+from holdall.id_bounds import all_below
 from holdall.kernels.path import takes_triton
 from holdall.placed_lookup import PlacedLookup, Placement
 from holdall.tables import Dense, Method, Table
@@ -383,8 +384,7 @@ class EmbeddingBags(nn.Module):
         if ids.values.device.type != "cpu":
             return
         if ids.offsets is None:
-            lowest, highest = torch.aminmax(ids.values, dim=1)
-            if not bool(((lowest < 0) | (highest >= self._limits)).any()):
+            if all_below(ids.values, self._limits):
                 return
         else:
             if (ids.offsets.numel() - 1) % self.num_features:

@@ -30,13 +30,12 @@ def test_eight_plans_run_side_by_side(clicks: Path, tmp_path: Path) -> None:
               for made in plans.values()}  # fmt: skip
     assert len(shapes) == 8
     assert {made.strategy for made in plans.values()} == {"plain", "host", "split"}
-    sides = measure(plans, clicks, 1, tmp_path / "sides")
     stages = {"read", "lookup", "dense", "update"}
-    for name, side in sides.items():
+    for name, taken in measure(plans, clicks, 1, tmp_path / "sides").items():
         far = {"find", "fetch", "send_back"} if plans[name].strategy == "split" else set()
-        assert set(side.strategy.stages.taken) == stages | far
-        assert len(side.steps) == STEPS_A_TURN  # the first turns do not count
-        found = compared(plans[name], side, cpu_time=False)
+        assert set(taken.stages) == stages | far
+        assert len(taken.steps) == STEPS_A_TURN  # the first turns do not count
+        found = compared(plans[name], taken, cpu_time=False)
         assert found["predicted_over_measured"] == found["predicted_seconds"] / found["measured_seconds"]["p50"]
     assert not (tmp_path / "sides").exists()  # rows on disk are gone
 

@@ -183,10 +183,23 @@ def test_the_slowest_sets_the_pace_of_a_gpu() -> None:
     ahead, none = gpu(), gpu(0)
     assert step_seconds(ahead, stages, "plain") == 5.0
     assert step_seconds(ahead, stages, "split") == 6.0
-    assert step_seconds(ahead, stages, "split", copied=True) == 13.5
+    assert step_seconds(ahead, stages, "split", copied=True) == 12.5
     assert step_seconds(none, stages, "split") == 18.5
-    assert step_seconds(ahead, stages, "host") == 18.5
+    assert step_seconds(ahead, stages, "host") == 15.5
+    assert (
+        step_seconds(ahead, stages | {"launch": 7.0}, "host") == 19.5
+    )  # layers that take longer to launch than to run
+    assert step_seconds(ahead, stages | {"read": 9.0}, "plain") == 9.0
+    assert step_seconds(ahead, stages | {"read": 9.0}, "split") == 9.0
     assert step_seconds(ahead, stages | {"send_back": 0.0, "fetch": 0.0}, "split") == 5.5
+
+
+def test_tables_on_the_host_have_layers_launched_one_by_one() -> None:
+    made = gpu()
+    tables = placed(a="host", b="host")
+    loads = {table.name: table_load(made, table) for table in tables}
+    # Dense columns -> 8 -> 16, then pairs -> 8 -> 1.
+    assert stage_seconds(made, tables, "host", loads)["launch"] == pytest.approx(2e-4 + 4 * 5e-5)
 
 
 def test_compressed_tables_of_one_kind_share_their_kernels_on_a_gpu() -> None:

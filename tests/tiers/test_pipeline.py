@@ -211,6 +211,7 @@ def test_no_thread_is_left_waiting() -> None:
         run = Run(2)
         run.train(batches(5))
         run.pipeline.close()
+        run.pipeline.settle()  # still can be asked
     assert threading.active_count() <= before
 
 

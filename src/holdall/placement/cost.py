@@ -254,10 +254,12 @@ def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[s
 
 
 def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str) -> float:
-    """What the host does for a step of a GPU, beyond its batch and rows that it copies."""
+    """What the host does for a step of a GPU, beyond its batch, tables and rows that are its own."""
     known = problem.hardware.captured
     if known is None:
         return 0.0
+    if strategy == "host":
+        return known.launch_layers.seconds(len(problem.work.layers))
     moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
     return known.launch_step + (known.launch_far if moves and any(table.tail == "host" for table in tables) else 0.0)
 
@@ -374,20 +376,13 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     """
     near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
     far = stages["find"] + stages["fetch"] + stages["send_back"]
+    if problem.hardware.captured is not None:
+        return _step_of_gpu(problem, stages, strategy, near, far, copied)
     overlap = problem.hardware.overlap
 
     def together(one: float, other: float) -> float:
         return max(one, other) + (1 - overlap) * min(one, other)
 
-    if problem.hardware.captured is not None:
-        host = together(stages["read"], stages["launch"])
-        if strategy == "plain":
-            return max(near, host)
-        if problem.prefetch == 0 or strategy not in ("split", "hot-batches"):
-            return near + far + host
-        if copied:
-            return max(near, host + far)
-        return max(near + stages["find"], stages["fetch"], stages["send_back"], host)
     if problem.prefetch > 0:
         return together(near, far + stages["read"])
     if strategy in ("split", "hot-batches"):
@@ -395,3 +390,22 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     else:
         near += far
     return together(near, stages["read"])
+
+
+def _step_of_gpu(
+    problem: Problem, stages: Mapping[str, float], strategy: str, near: float, far: float, copied: bool
+) -> float:
+    """The slowest of those that work at the same time: threads that read, the one that launches, what computes, what
+    moves rows."""
+    host = max(stages["read"], stages["launch"])
+    if strategy == "plain":
+        return max(near, host)
+    if strategy == "host":  # the host looks up, waits and updates; layers are launched while they run
+        return max(near - stages["dense"] + max(stages["dense"], stages["launch"]) + far, stages["read"])
+    if strategy not in ("split", "hot-batches"):
+        return near + far + host
+    if problem.prefetch == 0:  # one after the other
+        return stages["read"] + stages["launch"] + near + far
+    if copied:
+        return max(near, host + far)
+    return max(near + stages["find"], stages["fetch"], stages["send_back"], host)

@@ -105,12 +105,14 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Captured:
-    """What steps of a GPU cost its host, which launches them as CUDA graphs."""
+    """What steps of a GPU cost its host, which launches them as CUDA graphs where it can."""
 
     launch_far: float
     """Seconds of the host: the kernels of a step that find, fetch and send back the far rows of a pack."""
     launch_step: float
-    """Seconds of the host: what else it does for a step whose batch is on the device."""
+    """Seconds of the host: what else it does for a step."""
+    launch_layers: Line
+    """Seconds of the host: a step of n layers whose kernels it launches one by one."""
     copied: Line
     """Seconds that n far rows add to a step when the host finds, gathers and copies them, and puts them back, ahead of
     the steps and behind them."""
@@ -244,7 +246,8 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
-        parsed["captured"] = Captured(**{**given["captured"], "copied": Line(**given["captured"]["copied"])})
+        parts = lines({name: given["captured"][name] for name in ("launch_layers", "copied")})
+        parsed["captured"] = Captured(**{**given["captured"], **parts})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])
     return parsed

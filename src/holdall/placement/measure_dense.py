@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdall.id_bounds import all_below
 from holdall.kernels.interaction import dot_interaction
 from holdall.models.layers import mlp
 from holdall.placement.clock import Clock, fit_line
@@ -133,20 +134,17 @@ def stacking(clock: Clock) -> dict[str, Line]:
     return {"forward": fit_line(sizes, forward), "backward": fit_line(sizes, back) if all(back) else Line()}
 
 
-def read_cost(clock: Clock, device: torch.device) -> Line:
-    """A batch made by a thread that looks at all of it, as the loader does, and checked by the one that gets it; for a
-    GPU, also put where it can copy it from."""
+def read_cost(clock: Clock) -> Line:
+    """A batch made by a thread that looks at all of it, as the loader does, and checked by the one that gets it."""
     sizes = (1 << 14, 1 << 20)
     taken = []
     with ThreadPoolExecutor(1) as thread:
         for size in sizes:
-            values = torch.ones(8, size // 8, dtype=torch.int32)
+            values = torch.ones(size // 8, 8, dtype=torch.int32).t()
+            limits = torch.full((8,), 2)
 
-            def run(values: Tensor = values) -> None:
-                made = thread.submit(values.clone).result()
-                torch.aminmax(made, dim=1)
-                if device.type == "cuda":
-                    made.pin_memory()
+            def run(values: Tensor = values, limits: Tensor = limits) -> None:
+                all_below(thread.submit(values.clone).result(), limits)
 
             taken.append(clock(run))
     return fit_line(sizes, taken)
@@ -154,28 +152,18 @@ def read_cost(clock: Clock, device: torch.device) -> Line:
 
 def overlap_cost(clock: Clock) -> float:
     """How much of the shorter of two things that run at the same time is hidden: products, and a thread that gathers on
-    the host. For a GPU, which has its own time, the two are threads of its host: one that launches, one that reads."""
+    the host. All of it where the products are those of a GPU."""
     if clock.device.type == "cuda":
-        x, batch = torch.zeros(1, device=clock.device), torch.ones(26, 1 << 15, dtype=torch.int32)
+        return 1.0
+    a, table, rows = torch.rand(1024, 1024), torch.ones(1 << 20, 16), torch.randint(0, 1 << 20, (1 << 16,))
 
-        def compute() -> None:
-            for _ in range(200):
-                x.add_(1)
+    def compute() -> None:
+        for _ in range(4):
+            torch.mm(a, a)
 
-        def gather() -> None:
-            torch.aminmax(batch.clone(), dim=1)
-            batch.pin_memory()
-
-    else:
-        a, table, rows = torch.rand(1024, 1024), torch.ones(1 << 20, 16), torch.randint(0, 1 << 20, (1 << 16,))
-
-        def compute() -> None:
-            for _ in range(4):
-                torch.mm(a, a)
-
-        def gather() -> None:
-            for _ in range(4):
-                table.index_select(0, rows)
+    def gather() -> None:
+        for _ in range(4):
+            table.index_select(0, rows)
 
     alone_compute, alone_gather = clock(compute), clock(gather)
     with ThreadPoolExecutor(1) as thread:

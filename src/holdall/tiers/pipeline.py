@@ -27,7 +27,7 @@ import torch
 
 from holdall.batch import Batch, checked_and_pinned
 from holdall.errors import ConfigError, HoldallError, TierError
-from holdall.helper_thread import FEW, READY, HelperThread, made_ahead
+from holdall.helper_threads import FEW, READERS, READY, HelperThreads, made_ahead
 from holdall.tiers.device_times import DeviceTimes
 from holdall.tiers.place import Tiers
 from holdall.tiers.working_set import WorkingSet
@@ -81,12 +81,12 @@ class Pipeline:
         self.device = tiers.device
         on_gpu = self.device.type == "cuda"
         few = FEW if on_gpu else None
-        self._reader = HelperThread("read", few) if on_gpu else None
-        """Checks batches and makes them ready to be copied, on a GPU."""
+        self._readers = HelperThreads("read", few=1, count=READERS) if on_gpu else None
+        """Check batches and make them ready to be copied, on a GPU."""
         # Where kernels move the rows, all stages are launches: threads would only wait for the interpreter's lock.
         launches_only = on_gpu and all(pack.moves is not None for pack in tiers.packs)
-        self._fetcher: Executor = _AtOnce() if launches_only else HelperThread("fetch", few)
-        self._returner: Executor = _AtOnce() if launches_only else HelperThread("return", few)
+        self._fetcher: Executor = _AtOnce() if launches_only else HelperThreads("fetch", few)
+        self._returner: Executor = _AtOnce() if launches_only else HelperThreads("return", few)
         # What moves rows is small and the steps ahead wait for it: it goes before what computes.
         self._fetch_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self._return_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
@@ -144,10 +144,9 @@ class Pipeline:
         return self.tiers.refresh()
 
     def close(self) -> None:
-        """Wait until nothing moves, and end the threads."""
-        self.settle()
-        if self._reader is not None:
-            self._reader.shutdown()
+        """End the threads, after what they have been given; what goes wrong with that was for `settle` to raise."""
+        if self._readers is not None:
+            self._readers.shutdown()
         self._fetcher.shutdown()
         self._returner.shutdown()
 
@@ -157,11 +156,11 @@ class Pipeline:
         self, batches: Iterator[Batch], check: Callable[[Batch], None]
     ) -> Iterator[tuple[Batch, Future[Batch] | None]]:
         """Batches and, on a GPU, the same checked and where it can copy them from, some before their step starts."""
-        if self._reader is None:
+        if self._readers is None:
             yield from ((batch, None) for batch in batches)
             return
         count = READY if self.depth else 0
-        yield from made_ahead(batches, checked_and_pinned(check), self._reader, count)
+        yield from made_ahead(batches, checked_and_pinned(check), self._readers, count)
 
     def _start(self, number: int, batch: Batch, ready: Future[Batch] | None, check: Callable[[Batch], None]) -> Step:
         step = Step(number, batch, list(self._recent), ready)
@@ -290,8 +289,8 @@ class Pipeline:
 
     def settle(self) -> None:
         """Wait until nothing moves: the rows of all steps that are done are home, those of the next are fetched."""
-        if self._reader is not None:
-            self._reader.settle()
+        if self._readers is not None:
+            self._readers.settle()
         for step in self._recent:
             if step.fetched is not None:
                 step.fetched.exception()  # what went wrong is that step's to raise

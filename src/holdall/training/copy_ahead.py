@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: checked and pinned by a thread, copied one ahead on a stream of their own."""
+"""Batches on their way to a GPU: checked and pinned by threads, copied one ahead on a stream of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import closing
 import torch
 
 from holdall.batch import Batch, checked_and_pinned
-from holdall.helper_thread import HelperThread, made_ahead
+from holdall.helper_threads import READERS, HelperThreads, made_ahead
 
 
 def copied_ahead(
@@ -25,7 +25,10 @@ def copied_ahead(
         return
     stream = torch.cuda.Stream(device)
     waiting: tuple[Batch, Batch, torch.cuda.Event] | None = None
-    with HelperThread("read") as thread, closing(made_ahead(batches, checked_and_pinned(check), thread)) as ready:
+    with (
+        HelperThreads("read", few=1, count=READERS) as readers,
+        closing(made_ahead(batches, checked_and_pinned(check), readers)) as ready,
+    ):
         for batch, made in ready:
             if made.exception() is not None and waiting is not None:
                 yield _take(waiting, device)

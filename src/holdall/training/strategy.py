@@ -272,6 +272,7 @@ class Split(Strategy):
         return {**lazy, **self.tiers.tensors()}
 
     def close(self) -> None:
+        self.pipeline.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def after_loading(self) -> None:
