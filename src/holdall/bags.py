@@ -372,6 +372,12 @@ class EmbeddingBags(nn.Module):
         pack.arrived()
         return pack.storage, rows
 
+    def addresses(self) -> Hashable:
+        """Where packed tables and their optimizer state are, and how large: what grew can lie where it did before, and
+        its state elsewhere."""
+        tensors = (tensor for pack in self.packs for tensor in (pack.storage, *pack.slots.values()))
+        return tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
+
     @eager
     def check(self, ids: Ids) -> None:
         """Raise `IdError`, naming feature, id and sample, unless every id is a row of its table.

@@ -5,8 +5,9 @@ Shapes: B samples, F features, N dense columns, L lookups in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -56,10 +57,17 @@ class Ids:
 
 
 def features_at(values: Tensor, positions: Sequence[int]) -> Tensor:
-    """Of values [F, B] the features at `positions`, in that order; a list as an index would wait for a GPU."""
+    """Of values [F, B] the features at `positions`, in that order."""
     if list(positions) == list(range(values.shape[0])):
         return values
-    return torch.stack([values[position] for position in positions])
+    return values.index_select(0, _on_device(tuple(positions), values.device))
+
+
+@cache
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Copied there once, since a GPU is waited for."""
+    with torch.inference_mode(False):  # for those who are not in it, too
+        return torch.tensor(numbers, device=device)
 
 
 @dataclass(frozen=True)
@@ -91,19 +99,24 @@ class Batch:
         weights = None if ids.weights is None else ids.weights[..., :0]
         return Batch(self.dense[:0], Ids(values, offsets, ids.num_features, weights), self.label[:0])
 
-    def pinned(self) -> Batch:
-        """The same in memory that a GPU can read while the host goes on."""
+    def empty_like(self) -> Batch:
+        """One of the same shapes and types, in the same place, that holds nothing yet."""
         ids = self.ids
         return Batch(
-            self.dense.pin_memory(),
+            torch.empty_like(self.dense),
             replace(
                 ids,
-                values=ids.values.pin_memory(),
-                offsets=None if ids.offsets is None else ids.offsets.pin_memory(),
-                weights=None if ids.weights is None else ids.weights.pin_memory(),
+                values=torch.empty_like(ids.values),
+                offsets=None if ids.offsets is None else torch.empty_like(ids.offsets),
+                weights=None if ids.weights is None else torch.empty_like(ids.weights),
             ),
-            self.label.pin_memory(),
+            torch.empty_like(self.label),
         )
+
+    def fill(self, other: Batch) -> None:
+        """Copy the numbers of another batch of the same shapes over these."""
+        for tensor, source in zip(self.tensors(), other.tensors(), strict=True):
+            tensor.copy_(source)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return Batch(
@@ -111,13 +124,3 @@ class Batch:
             ids=self.ids.to(device, non_blocking=non_blocking),
             label=self.label.to(device, non_blocking=non_blocking),
         )
-
-
-def checked_and_pinned(check: Callable[[Batch], None]) -> Callable[[Batch], Batch]:
-    """What makes a batch ready for a GPU: looks at it, and puts it where the GPU can copy it from."""
-
-    def make(batch: Batch) -> Batch:
-        check(batch)
-        return batch.pinned()
-
-    return make

@@ -24,7 +24,9 @@ from holdall.training.optimizers import NAMES
 
 ELSEWHERE = {"id": "another", "cpu": "abacus", "cores": 1, "memory_gib": 1, "gpu": None, "num_gpus": 0}
 
-CAPTURED = Captured(launch_far=3e-4, launch_step=1e-4, launch_layers=Line(2e-4, 5e-5), copied=Line(2e-3, 4e-7))
+CAPTURED = Captured(
+    launch_step=Line(1e-4, 1e-9), launch_far=3e-4, launch_layers=Line(2e-4, 5e-5), copied=Line(2e-3, 4e-7)
+)
 """What a made-up GPU costs its host."""
 
 
@@ -74,7 +76,7 @@ def hardware(**changes: Any) -> Hardware:
         "collectives": Collectives("gloo", 2, {"1024": 1e-4, "1048576": 1e-3}, {"1024": 2e-4, "1048576": 2e-3}),
     }
     if changes.get("device") == "cuda":
-        values["captured"] = CAPTURED
+        values |= {"captured": CAPTURED, "read": Line()}
     return Hardware(**(values | changes))
 
 

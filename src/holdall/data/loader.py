@@ -52,7 +52,8 @@ class Loader:
     Every row comes exactly once an epoch, but for `rows % batch_size` of them when `drop_last`. Rank r of W gets rows
     `n * r // W .. n * (r + 1) // W` of a global batch of n: shares differ by one sample at most, and are empty for
     some ranks when n < W. `prefetch` batches are made, and their pages read, by a thread ahead of use; 0 makes each
-    when asked for.
+    when asked for. `copied_ahead` says that whoever asks has a thread that copies them: those that are views of the
+    files are then made when asked for, too.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Loader:
         world_size: int = 1,
         drop_last: bool = False,
         prefetch: int = 2,
+        copied_ahead: bool = False,
     ):
         if isinstance(shuffle, bool):
             shuffle = "blocks" if shuffle else "none"
@@ -94,6 +96,7 @@ class Loader:
         self.world_size = world_size
         self.drop_last = drop_last
         self.prefetch = prefetch
+        self.copied_ahead = copied_ahead
 
     @property
     def num_batches(self) -> int:
@@ -115,9 +118,15 @@ class Loader:
         """Batches `start_batch`.. of an epoch, this rank's share of each. Closing the iterator stops its thread."""
         if not 0 <= start_batch <= self.num_batches:
             raise ConfigError(f"batch {start_batch} of an epoch of {self.num_batches}")
-        if self.prefetch == 0:
+        if self.prefetch == 0 or (self.copied_ahead and self._gives_views):
             return self._batches(epoch, start_batch)
-        return prefetched(lambda: self._batches(epoch, start_batch), self.prefetch)
+        make = self._read_batches if self._gives_views else self._batches
+        return prefetched(lambda: make(epoch, start_batch), self.prefetch)
+
+    @property
+    def _gives_views(self) -> bool:
+        """Whether batches are views of the files."""
+        return self.shuffle != "rows"
 
     def state(self, epoch: int, num_given: int) -> dict[str, Any]:
         """What a checkpoint keeps (as JSON) to go on after `num_given` batches of an epoch."""
@@ -167,6 +176,11 @@ class Loader:
         for start, stop in self._shares(blocks[start_batch:]):
             yield self._ring_slice(first_row + start, first_row + stop)
 
+    def _read_batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+        for batch in self._batches(epoch, start_batch):
+            page_in(batch)
+            yield batch
+
     def _shares(self, blocks: np.ndarray) -> Iterator[tuple[int, int]]:
         """This rank's rows of each block."""
         for block in blocks.tolist():
@@ -197,7 +211,6 @@ def prefetched(make: Callable[[], Iterator[Batch]], depth: int) -> Iterator[Batc
         last: BaseException | None = None
         try:
             for batch in make():
-                page_in(batch)
                 if stop.is_set():
                     return
                 ready.put(batch)

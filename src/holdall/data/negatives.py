@@ -160,6 +160,10 @@ class NegativeSampling(Loader):
     def _order(self) -> dict[str, Any]:
         return {**super()._order(), "num_negatives": self.num_negatives}
 
+    @property
+    def _gives_views(self) -> bool:
+        return False
+
     def _batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
         stream = int(hash_numbers(np.array([epoch]), self.seed)[0])
         for number, batch in enumerate(super()._batches(epoch, start_batch), start=start_batch):

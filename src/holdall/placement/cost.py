@@ -178,7 +178,7 @@ def stage_seconds(
     found = dict.fromkeys(STAGES, 0.0)
     numbers = sum(load.lookups for load in loads.values()) + problem.batch_size * (problem.num_dense + 1)
     found["read"] = problem.hardware.read.seconds(numbers)
-    found["launch"] = launch_seconds(problem, tables, strategy)
+    found["launch"] = launch_seconds(problem, tables, strategy, numbers)
     if dense:
         lookup, update = problem.table_costs(Dense(), host=on_host)
         lookups, distinct = (sum(getattr(loads[t.name], what) for t in dense) for what in ("lookups", "distinct"))
@@ -253,15 +253,16 @@ def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[s
     return total
 
 
-def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str) -> float:
-    """What the host does for a step of a GPU, beyond its batch, tables and rows that are its own."""
+def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str, numbers: float) -> float:
+    """What the host does for a step of a GPU whose batch has so many numbers, beyond tables and rows of its own."""
     known = problem.hardware.captured
     if known is None:
         return 0.0
     if strategy == "host":
         return known.launch_layers.seconds(len(problem.work.layers))
     moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
-    return known.launch_step + (known.launch_far if moves and any(table.tail == "host" for table in tables) else 0.0)
+    far = known.launch_far if moves and any(table.tail == "host" for table in tables) else 0.0
+    return known.launch_step.seconds(numbers) + far
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
@@ -395,17 +396,14 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
 def _step_of_gpu(
     problem: Problem, stages: Mapping[str, float], strategy: str, near: float, far: float, copied: bool
 ) -> float:
-    """The slowest of those that work at the same time: threads that read, the one that launches, what computes, what
-    moves rows."""
-    host = max(stages["read"], stages["launch"])
+    """The slowest of those that work at the same time: the host, what computes, and what moves rows either way."""
+    launch = stages["launch"]
     if strategy == "plain":
-        return max(near, host)
+        return max(near, launch)
     if strategy == "host":  # the host looks up, waits and updates; layers are launched while they run
-        return max(near - stages["dense"] + max(stages["dense"], stages["launch"]) + far, stages["read"])
-    if strategy not in ("split", "hot-batches"):
-        return near + far + host
-    if problem.prefetch == 0:  # one after the other
-        return stages["read"] + stages["launch"] + near + far
+        return near - stages["dense"] + max(stages["dense"], launch) + far
+    if problem.prefetch == 0 or strategy not in ("split", "hot-batches"):
+        return near + far + launch
     if copied:
-        return max(near, host + far)
-    return max(near + stages["find"], stages["fetch"], stages["send_back"], host)
+        return max(near, launch + far)
+    return max(near + stages["find"], stages["fetch"], stages["send_back"], launch)

@@ -107,10 +107,10 @@ class Interaction:
 class Captured:
     """What steps of a GPU cost its host, which launches them as CUDA graphs where it can."""
 
+    launch_step: Line
+    """Seconds of the host: a step whose batch, of n numbers, its threads read."""
     launch_far: float
-    """Seconds of the host: the kernels of a step that find, fetch and send back the far rows of a pack."""
-    launch_step: float
-    """Seconds of the host: what else it does for a step."""
+    """Seconds of the host that the kernels of a step add which find, fetch and send back the far rows of a pack."""
     launch_layers: Line
     """Seconds of the host: a step of n layers whose kernels it launches one by one."""
     copied: Line
@@ -246,7 +246,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
-        parts = lines({name: given["captured"][name] for name in ("launch_layers", "copied")})
+        parts = lines({name: given["captured"][name] for name in ("launch_step", "launch_layers", "copied")})
         parsed["captured"] = Captured(**{**given["captured"], **parts})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])

@@ -28,7 +28,7 @@ from holdall.placement.clock import Clock, fit, fit_line
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
 from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity
 from holdall.placement.measure_begin import beginnings
-from holdall.placement.measure_captured import measure_captured, read_cost
+from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_disk import measure_disk
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.measure_processes import measure_collectives
@@ -119,7 +119,7 @@ def measure_hardware(
         interactions=tuple(measure_dense.interactions(near, precisions, _some(dims))),
         stack=measure_dense.stacking(near),
         dense_update=measure_dense.dense_updates(near),
-        read=measure_dense.read_cost(host) if place.type == "cpu" else read_cost(near),
+        read=measure_dense.read_cost(host) if place.type == "cpu" else Line(),  # part of `captured`
         overlap=measure_dense.overlap_cost(near),
         call=measure_dense.call_cost(near),
         stream=measure_dense.stream_cost(near),

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from holdall.batch import Batch, Ids, checked_and_pinned
-from holdall.data.loader import prefetched
-from holdall.helper_threads import READERS, HelperThreads, made_ahead
+from holdall.batch import Batch
+from holdall.data.columns import Columns
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
@@ -29,92 +29,95 @@ from holdall.training.copy_ahead import copied_ahead
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.step import logloss
 
-FEATURES = 26
+FEATURES, DENSE = 26, 13
+"""Of a batch, as Criteo has them."""
 SAMPLES = 64
 """Of a batch that takes no time but for what the host does."""
 ROWS = 1000
 COPIED_ROWS = 100_000
 """Rows of a table, and of one whose rows the host copies: no cache holds those."""
 COPIED_SAMPLES = (128, 2048)
-READ_SAMPLES = (512, 16384)
+LAUNCHED_SAMPLES = (SAMPLES, 16384)
 LAYERS = (1, 4)
 """Hidden layers of the MLPs that are launched one by one."""
-AHEAD = 2
-"""Batches that a loader has ready."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
-STEPS = (16, 32)
-"""Steps of a run that do not count, and that do."""
+STEPS = (24, 6, 12)
+"""Steps of a run that do not count, and turns and steps of each that do."""
+NUM_STEPS = STEPS[0] + STEPS[1] * STEPS[2]
 
 
 def measure_captured(clock: Clock, folder: Path) -> Captured | None:
     """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
     if clock.device.type != "cuda":
         return None
+    launch_step = _launch_step(clock)
     return Captured(
-        launch_far=_launch_far(clock),
-        launch_step=_launch_step(clock),
+        launch_step=launch_step,
+        launch_far=max(0.0, _with_far_rows(clock) - launch_step.seconds(_numbers(SAMPLES))),
         launch_layers=_launch_layers(clock),
-        copied=_copied(clock, folder),
+        copied=_copied(clock, folder, launch_step),
     )
 
 
-def read_cost(clock: Clock) -> Line:
-    """A batch that threads check and put where a GPU can copy it from, by its numbers, when many come one after the
-    other."""
-    model = _model(clock)
-    numbers, seconds = [], []
-    for samples in READ_SAMPLES:
-        make = checked_and_pinned(lambda batch: model.check(batch.ids))
-        with HelperThreads("read", few=1, count=READERS) as readers:
-            made = made_ahead(_batches(samples), make, readers)
-            seconds.append(_host_seconds(future.result() for _, future in made))
-        numbers.append(samples * (FEATURES + 2))
-    return fit_line(numbers, seconds)
+def _numbers(samples: int) -> int:
+    """Of a batch: ids, dense values and labels."""
+    return samples * (FEATURES + DENSE + 1)
 
 
 def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None, hidden: int = 1) -> Model:
     """A small model: nothing that it computes takes long."""
     features = tuple(Feature(name=f"f{i}", num_rows=rows, unseen=rows - 1) for i in range(FEATURES))
-    schema = Schema(label="y", dense=(DenseColumn(name="x"),), features=features, splits={})
+    schema = Schema(
+        label="y", dense=tuple(DenseColumn(name=f"x{i}") for i in range(DENSE)), features=features, splits={}
+    )
     config = DLRMConfig(dim=16, bottom=(16,) * hidden, top=(16,) * hidden)
     return config.build(schema, device=clock.device, dense_device=dense_device)
 
 
 def _batches(samples: int = SAMPLES, rows: int = ROWS) -> Iterator[Batch]:
-    """Batches of a run, from a loader's thread, which lie in memory as those of a data set do."""
-    generator = torch.Generator().manual_seed(5)
-    count = sum(STEPS)
-    ids = torch.randint(rows, (count, samples, FEATURES), generator=generator, dtype=torch.int32)
-    dense, label = torch.rand(count, samples, 1), torch.ones(count, samples)
-    made = (Batch(dense[i], Ids(ids[i].t(), None, FEATURES), label[i]) for i in range(count))
-    return prefetched(lambda: made, AHEAD)
+    """Batches of a run, made as those of a data set are."""
+    generator = np.random.default_rng(5)
+    whole = Columns(
+        label=np.ones(NUM_STEPS * samples, dtype=np.uint8),
+        dense=np.ones((NUM_STEPS * samples, DENSE), dtype=np.float32),
+        ids=generator.integers(rows, size=(NUM_STEPS * samples, FEATURES), dtype=np.int32),
+    )
+    one_hot = [True] * FEATURES
+    return (whole.slice(start, start + samples).batch(one_hot) for start in range(0, len(whole), samples))
 
 
-def _launch_step(clock: Clock) -> float:
-    """A step whose batch is copied ahead and that is replayed, with its loss."""
-    model = _model(clock)
-    optimizers = Optimizers(model, OptimizerConfig())
+def _captured(model: Model, samples: int, settle: Callable[[], None] = lambda: None) -> CapturedStep:
+    """Steps of a model, as training takes them."""
 
     def backward(batch: Batch) -> Tensor:
-        loss = model(batch).mean()
+        loss = logloss(model(batch), batch.label)
         loss.backward()
         return loss.detach()
 
-    step = CapturedStep(backward, optimizers, SAMPLES)
-    on_device = copied_ahead(_batches(), clock.device, lambda batch: model.check(batch.ids))
-    return _host_seconds(step.step(moved) for _, moved in on_device)
+    return CapturedStep(backward, Optimizers(model, OptimizerConfig()), samples, model.bags.addresses, settle)
+
+
+def _launch_step(clock: Clock) -> Line:
+    """A step whose batch is read and copied ahead and that is replayed, with its loss, by the numbers of a batch."""
+    model = _model(clock)
+    seconds = []
+    for samples in LAUNCHED_SAMPLES:
+        step = _captured(model, samples)
+        on_device = copied_ahead(_batches(samples), clock.device, lambda batch: model.check(batch.ids))
+        seconds.append(_host_seconds(step.step(moved) for _, moved in on_device))
+    return fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], seconds)
 
 
 def _launch_layers(clock: Clock) -> Line:
     """A step of the dense part whose kernels are launched one by one, as where tables are looked up on the host, by its
     layers; the device is waited for in the middle, for gradients."""
     vectors = torch.rand(SAMPLES, FEATURES, 16, device=clock.device, requires_grad=True)
-    dense, label = torch.rand(SAMPLES, 1, device=clock.device), torch.ones(SAMPLES, device=clock.device)
+    dense, label = torch.rand(SAMPLES, DENSE, device=clock.device), torch.ones(SAMPLES, device=clock.device)
 
     def steps(model: Model) -> Iterator[None]:
         optimizers = Optimizers(model, OptimizerConfig())
-        for _ in range(sum(STEPS)):
+        for _ in range(NUM_STEPS):
             logloss(model.score(dense, vectors), label).backward()
             torch.cuda.current_stream(clock.device).synchronize()
             optimizers.step()
@@ -125,41 +128,43 @@ def _launch_layers(clock: Clock) -> Line:
     return fit_line(counts, [_host_seconds(steps(model)) for model in models])
 
 
-def _launch_far(clock: Clock) -> float:
-    """What a pack with far rows adds to a step: finding, fetching, taking over, sending back; rows and their state.
+def _with_far_rows(clock: Clock) -> float:
+    """A step with a pack of far rows: finding, fetching, taking over, sending back; rows and their state.
 
     Nothing where there are no kernels for it: no pack is moved so then.
     """
     if not HAS_TRITON:
         return 0.0
     model = _model(clock, dense_device="meta")
-    return _far_seconds(clock, model, _batches(), fetch_by="kernel")
+    return _seconds_with_far_rows(clock, model, SAMPLES, fetch_by="kernel")
 
 
-def _copied(clock: Clock, folder: Path) -> Line:
-    """The same where the host copies the rows, from a file in the system's memory, by rows."""
+def _copied(clock: Clock, folder: Path, launch_step: Line) -> Line:
+    """What it takes longer where the host copies the rows, from a file in the system's memory, by rows."""
     counts, seconds = [], []
     for samples in COPIED_SAMPLES:
         with tempfile.TemporaryDirectory(dir=folder) as files:
             model = _model(clock, COPIED_ROWS, dense_device="meta")
-            batches = _batches(samples, COPIED_ROWS)
             tails = dict.fromkeys(model.bags.features.values(), "disk")
-            seconds.append(_far_seconds(clock, model, batches, tails=tails, folder=Path(files)))
+            whole = _seconds_with_far_rows(clock, model, samples, tails=tails, folder=Path(files))
+            seconds.append(max(0.0, whole - launch_step.seconds(_numbers(samples))))
             counts.append(FEATURES * samples)  # nearly all of them different
     return fit_line(counts, seconds)
 
 
-def _far_seconds(clock: Clock, model: Model, batches: Iterator[Batch], **options: Any) -> float:
-    """Of bringing the rows of batches, none of which is hot, and taking them home."""
-    cold = dict.fromkeys(model.bags.features.values(), 0)
-    tiers = place(model, cold, clock.device, num_rooms=rooms_for(DEPTH), **options)
-    Optimizers(model, OptimizerConfig())
-    pipeline = Pipeline(tiers, DEPTH)
+def _seconds_with_far_rows(clock: Clock, model: Model, samples: int, **options: Any) -> float:
+    """A step of a model none of whose rows is hot."""
+    bags = model.bags
+    cold = dict.fromkeys(bags.features.values(), 0)
+    rows = bags.table(next(iter(cold))).num_rows
+    pipeline = Pipeline(place(model, cold, clock.device, num_rooms=rooms_for(DEPTH), **options), DEPTH)
+    step = _captured(model, samples, pipeline.settle)
 
     def steps() -> Iterator[None]:
-        for _ in pipeline.steps(batches, lambda batch: model.check(batch.ids)):
-            yield
+        for _, moved in pipeline.steps(_batches(samples, rows), lambda batch: model.check(batch.ids)):
+            step.step(moved)
             pipeline.finish_step()
+            yield
 
     seconds = _host_seconds(steps())
     pipeline.close()
@@ -167,15 +172,17 @@ def _far_seconds(clock: Clock, model: Model, batches: Iterator[Batch], **options
 
 
 def _host_seconds(steps: Iterator[object], now: Callable[[], float] = time.perf_counter) -> float:
-    """Mean seconds of the steps that count."""
-    warm, count = STEPS
+    """Seconds of a step, in the median turn of those that count."""
+    warm, turns, size = STEPS
     for _ in range(warm):
         next(steps)
     torch.cuda.synchronize()
-    start = now()
-    for _ in range(count):
-        next(steps)
-    taken = now() - start
+    taken = []
+    for _ in range(turns):
+        start = now()
+        for _ in range(size):
+            next(steps)
+        taken.append((now() - start) / size)
     for _ in steps:
         pass
-    return taken / count
+    return float(np.median(taken))

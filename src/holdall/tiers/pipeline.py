@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 import torch
 
-from holdall.batch import Batch, checked_and_pinned
+from holdall.batch import Batch
 from holdall.errors import ConfigError, HoldallError, TierError
-from holdall.helper_threads import FEW, READERS, READY, HelperThreads, made_ahead
+from holdall.helper_thread import FEW, READY, AtOnce, HelperThread, made_ahead
+from holdall.packed_batch import PackedBatch, checked_and_pinned
 from holdall.tiers.device_times import DeviceTimes
 from holdall.tiers.place import Tiers
 from holdall.tiers.working_set import WorkingSet
@@ -43,7 +44,7 @@ class Step:
     batch: Batch
     before: list[Step]
     """Those that the pipeline held when it started, the oldest first."""
-    ready: Future[Batch] | None = None
+    ready: Future[PackedBatch] | None = None
     """The batch, checked and where a GPU can copy it from, until it has."""
     moved: Batch | None = None
     sets: list[WorkingSet] = field(default_factory=list)
@@ -81,12 +82,12 @@ class Pipeline:
         self.device = tiers.device
         on_gpu = self.device.type == "cuda"
         few = FEW if on_gpu else None
-        self._readers = HelperThreads("read", few=1, count=READERS) if on_gpu else None
-        """Check batches and make them ready to be copied, on a GPU."""
+        self._reader = HelperThread("read", few) if on_gpu else None
+        """Draws batches, checks them and makes them ready to be copied, on a GPU."""
         # Where kernels move the rows, all stages are launches: threads would only wait for the interpreter's lock.
         launches_only = on_gpu and all(pack.moves is not None for pack in tiers.packs)
-        self._fetcher: Executor = _AtOnce() if launches_only else HelperThreads("fetch", few)
-        self._returner: Executor = _AtOnce() if launches_only else HelperThreads("return", few)
+        self._fetcher: Executor = AtOnce() if launches_only else HelperThread("fetch", few)
+        self._returner: Executor = AtOnce() if launches_only else HelperThread("return", few)
         # What moves rows is small and the steps ahead wait for it: it goes before what computes.
         self._fetch_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self._return_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
@@ -127,6 +128,7 @@ class Pipeline:
                     return
                 yield self._enter(waiting.popleft(), waiting, check)
         finally:
+            read.close()
             if not self._broken:
                 self.settle()
             self._recent.clear()  # what was fetched for nothing is forgotten, the rest is home
@@ -145,8 +147,8 @@ class Pipeline:
 
     def close(self) -> None:
         """End the threads, after what they have been given; what goes wrong with that was for `settle` to raise."""
-        if self._readers is not None:
-            self._readers.shutdown()
+        if self._reader is not None:
+            self._reader.shutdown()
         self._fetcher.shutdown()
         self._returner.shutdown()
 
@@ -154,15 +156,17 @@ class Pipeline:
 
     def _read_ahead(
         self, batches: Iterator[Batch], check: Callable[[Batch], None]
-    ) -> Iterator[tuple[Batch, Future[Batch] | None]]:
+    ) -> Generator[tuple[Batch, Future[PackedBatch] | None], None, None]:
         """Batches and, on a GPU, the same checked and where it can copy them from, some before their step starts."""
-        if self._readers is None:
+        if self._reader is None:
             yield from ((batch, None) for batch in batches)
             return
         count = READY if self.depth else 0
-        yield from made_ahead(batches, checked_and_pinned(check), self._readers, count)
+        yield from made_ahead(batches, checked_and_pinned(check), self._reader, count)
 
-    def _start(self, number: int, batch: Batch, ready: Future[Batch] | None, check: Callable[[Batch], None]) -> Step:
+    def _start(
+        self, number: int, batch: Batch, ready: Future[PackedBatch] | None, check: Callable[[Batch], None]
+    ) -> Step:
         step = Step(number, batch, list(self._recent), ready)
         self._recent.append(step)
         self._submit(step, check)
@@ -289,8 +293,8 @@ class Pipeline:
 
     def settle(self) -> None:
         """Wait until nothing moves: the rows of all steps that are done are home, those of the next are fetched."""
-        if self._readers is not None:
-            self._readers.settle()
+        if self._reader is not None:
+            self._reader.settle()
         for step in self._recent:
             if step.fetched is not None:
                 step.fetched.exception()  # what went wrong is that step's to raise
@@ -326,15 +330,3 @@ def _named(step: Step, stage: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise TierError(f"{stage} the rows of step {step.number} failed: {error}") from error
-
-
-class _AtOnce(Executor):
-    """Runs what it is given where it is asked to, at once."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future

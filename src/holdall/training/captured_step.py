@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -76,14 +75,8 @@ class CapturedStep:
     def _fill(self, batch: Batch) -> None:
         """Copy a batch to where the graph reads it."""
         if self._batch is None:
-            self._batch = Batch(
-                torch.empty_like(batch.dense),
-                replace(batch.ids, values=torch.empty_like(batch.ids.values)),
-                torch.empty_like(batch.label),
-            )
-        self._batch.dense.copy_(batch.dense)
-        self._batch.ids.values.copy_(batch.ids.values)
-        self._batch.label.copy_(batch.label)
+            self._batch = batch.empty_like()
+        self._batch.fill(batch)
 
     def _as_usual(self, *, probe: bool) -> Tensor:
         """A step without a graph; with `probe`, first find out whether one waits for the device."""

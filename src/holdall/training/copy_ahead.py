@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: checked and pinned by threads, copied one ahead on a stream of their own."""
+"""Batches on their way to a GPU: drawn, checked and pinned by a thread, copied one ahead on a stream of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from contextlib import closing
 
 import torch
 
-from holdall.batch import Batch, checked_and_pinned
-from holdall.helper_threads import READERS, HelperThreads, made_ahead
+from holdall.batch import Batch
+from holdall.helper_thread import HelperThread, made_ahead
+from holdall.packed_batch import PackedBatch, checked_and_pinned
 
 
 def copied_ahead(
@@ -24,11 +25,8 @@ def copied_ahead(
             yield batch, batch
         return
     stream = torch.cuda.Stream(device)
-    waiting: tuple[Batch, Batch, torch.cuda.Event] | None = None
-    with (
-        HelperThreads("read", few=1, count=READERS) as readers,
-        closing(made_ahead(batches, checked_and_pinned(check), readers)) as ready,
-    ):
+    waiting: tuple[Batch, PackedBatch, torch.cuda.Event] | None = None
+    with HelperThread("read") as thread, closing(made_ahead(batches, checked_and_pinned(check), thread)) as ready:
         for batch, made in ready:
             if made.exception() is not None and waiting is not None:
                 yield _take(waiting, device)
@@ -42,11 +40,10 @@ def copied_ahead(
         yield _take(waiting, device)
 
 
-def _take(waiting: tuple[Batch, Batch, torch.cuda.Event], device: torch.device) -> tuple[Batch, Batch]:
+def _take(waiting: tuple[Batch, PackedBatch, torch.cuda.Event], device: torch.device) -> tuple[Batch, Batch]:
     """Let the computing stream wait for the copy, and keep the memory until that stream is done with it."""
     batch, moved, arrived = waiting
     stream = torch.cuda.current_stream(device)
     stream.wait_event(arrived)
-    for tensor in moved.tensors():
-        tensor.record_stream(stream)
+    moved.memory.record_stream(stream)
     return batch, moved

@@ -17,9 +17,14 @@ class StepScalars:
 
     def __init__(self, count: int, device: torch.device, dtype: torch.dtype = torch.float32):
         self.values = torch.zeros(count, dtype=dtype, device=device)
+        self._set: list[float] | None = None
 
     def set(self, values: Sequence[float]) -> None:
-        """Copy them over without waiting; the pinned memory is kept until the copy is done."""
+        """Copy them over, if they are others than before, without waiting; the pinned memory is kept until the copy is
+        done."""
+        if self._set == list(values):
+            return
+        self._set = list(values)
         self.values.copy_(torch.tensor(values, dtype=self.values.dtype, pin_memory=True), non_blocking=True)
 
 

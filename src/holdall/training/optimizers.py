@@ -271,7 +271,8 @@ class Optimizers:
         """What the host does for a step: count it, and bring its rates to the device."""
         self.step_count += 1
         if self._scalars is not None:
-            corrections = [1.0 - beta**self.step_count for beta in self.config.betas]
+            count = self.step_count if self.config.name == "adam" else 1  # others correct nothing
+            corrections = [1.0 - beta**count for beta in self.config.betas]
             table_lr, lr = self.table_lr * self._factor, self.config.lr * self._factor
             self._scalars.set([table_lr, *corrections, lr, table_lr])
             if self.config.stochastic_seed is not None and self._keys is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +65,7 @@ class Strategy:
             seed=self.config.seed,
             rank=self.processes.rank,
             world_size=self.processes.world_size,
+            copied_ahead=self.device.type == "cuda",
         )
 
     def _lookups(self) -> Mapping[str, Any]:
@@ -128,10 +128,8 @@ class Strategy:
         return True
 
     def addresses(self) -> Hashable:
-        """Where the tables and their state are that such a step works on, and how large: what grew can lie where it
-        did before, and its state elsewhere."""
-        tensors = (tensor for pack in self.model.bags.packs for tensor in (pack.storage, *pack.slots.values()))
-        return tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
+        """Where what such a step works on is."""
+        return self.model.bags.addresses()
 
     def settle(self) -> None:
         """Wait until no other thread of this process has work for the device."""
@@ -182,7 +180,7 @@ class HostTables(Strategy):
         return model
 
     def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
-        found = self.model.lookup(replace(moved, ids=batch.ids))
+        found = self.model.lookup(Batch(moved.dense, batch.ids, moved.label))
         parts = found if isinstance(found, tuple) else (found,)
         self._samples += len(batch)
         self._bytes += 2 * sum(part.nbytes for part in parts)

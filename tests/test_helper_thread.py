@@ -1,4 +1,4 @@
-"""Threads that make things ready before their turn."""
+"""A thread that makes things ready before their turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from holdall.helper_threads import READY, HelperThreads, made_ahead
+from holdall.helper_thread import READY, HelperThread, made_ahead
 
 
 def test_some_are_made_before_their_turn_and_no_more() -> None:
@@ -27,9 +27,10 @@ def test_some_are_made_before_their_turn_and_no_more() -> None:
         return str(number)
 
     before = threading.active_count()
-    with HelperThreads("read") as thread:
+    with HelperThread("read") as thread:
         for number, (item, made) in enumerate(made_ahead(items(), make, thread)):
             assert (item, made.result()) == (number, str(number))
+            thread.settle()
             assert len(drawn) == min(10, number + 1 + READY)
     assert begun == list(range(10))
     assert threading.active_count() == before
@@ -41,7 +42,7 @@ def test_what_goes_wrong_is_that_items_own() -> None:
             raise ValueError("the third")
         return number
 
-    with HelperThreads("read") as thread:
+    with HelperThread("read") as thread:
         found = list(made_ahead(iter(range(6)), make, thread))
         thread.settle()
     assert [made.result() for item, made in found if item != 3] == [0, 1, 2, 4, 5]
@@ -51,7 +52,7 @@ def test_what_goes_wrong_is_that_items_own() -> None:
 
 def test_settled_it_has_nothing_to_do() -> None:
     done = []
-    thread = HelperThreads("slow")
+    thread = HelperThread("slow")
     thread.submit(lambda: (time.sleep(0.05), done.append(1)))
     thread.submit(lambda: 1 / 0)  # is for those to see who asked for it
     thread.settle()
@@ -62,29 +63,39 @@ def test_settled_it_has_nothing_to_do() -> None:
 
 def test_few_threads_there_and_as_many_as_before_here() -> None:
     before = torch.get_num_threads()
-    with HelperThreads("few", few=1) as few, HelperThreads("all", few=None) as everything:
+    with HelperThread("few", few=1) as few, HelperThread("all", few=None) as everything:
         assert few.submit(torch.get_num_threads).result() == 1
         assert everything.submit(torch.get_num_threads).result() == before
     assert torch.get_num_threads() == before
 
 
-def test_several_work_at_the_same_time_and_things_keep_their_order() -> None:
-    all_there = threading.Barrier(3)
+def test_closed_early_nothing_more_is_drawn() -> None:
+    drawn: list[int] = []
 
-    def make(number: int) -> int:
-        all_there.wait(timeout=30)  # which one thread alone would never pass
-        time.sleep(0.01 * (3 - number % 3))
-        return number
+    def items() -> Iterator[int]:
+        for number in range(100):
+            time.sleep(0.001)
+            drawn.append(number)
+            yield number
 
-    with HelperThreads("read", few=1, count=3) as threads:
-        assert [made.result() for _, made in made_ahead(iter(range(9)), make, threads, 3)] == list(range(9))
-        assert {made.result() for made in [threads.submit(torch.get_num_threads) for _ in range(9)]} == {1}
+    given = items()
+    with HelperThread("read") as thread:
+        ahead = made_ahead(given, str, thread)
+        next(ahead)
+        ahead.close()
+        count = len(drawn)
+        given.close()  # which nobody is in the middle of
+        thread.settle()
+    assert len(drawn) == count <= 2 + READY
 
 
-def test_settled_none_of_several_has_anything_to_do() -> None:
-    done = []
-    with HelperThreads("slow", count=2) as threads:
-        for seconds in (0.1, 0.0, 0.0):
-            threads.submit(lambda seconds=seconds: (time.sleep(seconds), done.append(seconds)))
-        threads.settle()
-        assert sorted(done) == [0.0, 0.0, 0.1]
+def test_what_goes_wrong_in_drawing_comes_after_what_was_drawn() -> None:
+    def items() -> Iterator[int]:
+        yield from range(2)
+        raise ValueError("no third")
+
+    with HelperThread("read") as thread:
+        ahead = made_ahead(items(), str, thread)
+        assert [next(ahead)[1].result() for _ in range(2)] == ["0", "1"]
+        with pytest.raises(ValueError, match="no third"):
+            next(ahead)
