@@ -109,14 +109,14 @@ class Problem:
         if tier == "host" and self.reached_as is not None:  # kernels do all of it
             lines = [line_at(rates[self.reached_as], width) for width in self.moved_bytes]
             return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
-        if self.hardware.captured is not None:  # the host of a GPU does, and finds them meanwhile
+        if self.hardware.captured is not None:  # the host of a GPU does
             copied = self.hardware.captured.copied
             slower = sum(
                 line_at(rates[tier], width).each - line_at(rates["host"], width).each
                 for width in self.moved_bytes
                 if tier in rates
             )
-            return rows * (copied.each / 2 + max(0.0, slower)) + (copied.base / 2 if base else 0.0)
+            return rows * (copied.per_row / 2 + max(0.0, slower)) + (copied.base / 2 if base else 0.0)
         lines = [line_at(rates[tier], width) for width in self.moved_bytes]
         begin = self.hardware.begin.get(way, Cost())
         total = sum(rows * line.each + (line.base if base else 0.0) for line in lines)
@@ -244,12 +244,13 @@ def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[s
     """Telling far rows from hot ones, in every pack that has any: one a kind of tail."""
     total = 0.0
     for tail in dict.fromkeys(table.tail for table in tables if table.tiered):
-        reached = tail == "host" and problem.reached_as is not None
-        if problem.hardware.captured is not None and not reached:
-            continue  # the host of a GPU finds the rows that it copies meanwhile
         of_pack = [loads[table.name] for table in tables if table.tiered and table.tail == tail]
         lookups, far = (sum(getattr(load, what) for load in of_pack) for what in ("lookups", "far_lookups"))
-        total += problem.hardware.find.seconds(lookups, far)
+        reached = tail == "host" and problem.reached_as is not None
+        if problem.hardware.captured is not None and not reached:  # the host of a GPU finds the rows that it copies
+            total += problem.hardware.captured.copied.per_lookup * lookups
+        else:
+            total += problem.hardware.find.seconds(lookups, far)
     return total
 
 

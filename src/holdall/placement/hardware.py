@@ -113,9 +113,9 @@ class Captured:
     """Seconds of the host that the kernels of a step add which find, fetch and send back the far rows of a pack."""
     launch_layers: Line
     """Seconds of the host: a step of n layers whose kernels it launches one by one."""
-    copied: Line
-    """Seconds that n far rows add to a step when the host finds, gathers and copies them, and puts them back, ahead of
-    the steps and behind them."""
+    copied: Cost
+    """Seconds that far rows add to a step when the host finds them among all lookups, gathers and copies them, and puts
+    them back, ahead of the steps and behind them."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,9 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
-        parts = lines({name: given["captured"][name] for name in ("launch_step", "launch_layers", "copied")})
-        parsed["captured"] = Captured(**{**given["captured"], **parts})
+        known = given["captured"]
+        parts = lines({name: known[name] for name in ("launch_step", "launch_layers")})
+        parsed["captured"] = Captured(**{**known, **parts, "copied": Cost(**known["copied"])})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])
     return parsed

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from holdall.batch import Batch
-from holdall.data.columns import Columns
+from holdall.data.columns import Array, Columns
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
-from holdall.placement.clock import Clock, fit_line
-from holdall.placement.hardware import Captured, Line
+from holdall.placement.clock import Clock, fit, fit_line
+from holdall.placement.hardware import Captured, Cost, Line
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
@@ -34,9 +34,10 @@ FEATURES, DENSE = 26, 13
 SAMPLES = 64
 """Of a batch that takes no time but for what the host does."""
 ROWS = 1000
-COPIED_ROWS = 100_000
-"""Rows of a table, and of one whose rows the host copies: no cache holds those."""
-COPIED_SAMPLES = (128, 2048)
+COPIED_ROWS, COPIED_HOT = 100_000, 1000
+"""Rows of a table, and of one whose rows the host copies: no cache holds those. Hot ones of that, if any."""
+COPIED = ((128, 1.0), (2048, 1.0), (16384, 0.1))
+"""Samples, and share of their lookups that are far."""
 LAUNCHED_SAMPLES = (SAMPLES, 16384)
 LAYERS = (1, 4)
 """Hidden layers of the MLPs that are launched one by one."""
@@ -75,16 +76,24 @@ def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None, hidd
     return config.build(schema, device=clock.device, dense_device=dense_device)
 
 
-def _batches(samples: int = SAMPLES, rows: int = ROWS) -> Iterator[Batch]:
-    """Batches of a run, made as those of a data set are."""
+def _ids(samples: int, rows: int, far: float) -> Array:
+    """Of all steps: a share `far` of them is not hot."""
     generator = np.random.default_rng(5)
-    whole = Columns(
-        label=np.ones(NUM_STEPS * samples, dtype=np.uint8),
-        dense=np.ones((NUM_STEPS * samples, DENSE), dtype=np.float32),
-        ids=generator.integers(rows, size=(NUM_STEPS * samples, FEATURES), dtype=np.int32),
-    )
-    one_hot = [True] * FEATURES
-    return (whole.slice(start, start + samples).batch(one_hot) for start in range(0, len(whole), samples))
+    shape = (NUM_STEPS * samples, FEATURES)
+    if far == 1.0:
+        return generator.integers(rows, size=shape, dtype=np.int32)
+    cold = generator.random(shape, dtype=np.float32) < far
+    hot_ids = generator.integers(COPIED_HOT, size=shape, dtype=np.int32)
+    return np.where(cold, generator.integers(COPIED_HOT, rows, size=shape, dtype=np.int32), hot_ids)
+
+
+def _batches(ids: Array) -> Iterator[Batch]:
+    """Batches of a run, made as those of a data set are."""
+    count = len(ids)
+    dense = np.ones((count, DENSE), dtype=np.float32)
+    whole = Columns(label=np.ones(count, dtype=np.uint8), dense=dense, ids=ids)
+    one_hot, samples = [True] * FEATURES, count // NUM_STEPS
+    return (whole.slice(start, start + samples).batch(one_hot) for start in range(0, count, samples))
 
 
 def _captured(model: Model, samples: int, settle: Callable[[], None] = lambda: None) -> CapturedStep:
@@ -104,7 +113,7 @@ def _launch_step(clock: Clock) -> Line:
     seconds = []
     for samples in LAUNCHED_SAMPLES:
         step = _captured(model, samples)
-        on_device = copied_ahead(_batches(samples), clock.device, lambda batch: model.check(batch.ids))
+        on_device = copied_ahead(_batches(_ids(samples, ROWS, 1.0)), clock.device, lambda batch: model.check(batch.ids))
         seconds.append(_host_seconds(step.step(moved) for _, moved in on_device))
     return fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], seconds)
 
@@ -136,32 +145,32 @@ def _with_far_rows(clock: Clock) -> float:
     if not HAS_TRITON:
         return 0.0
     model = _model(clock, dense_device="meta")
-    return _seconds_with_far_rows(clock, model, SAMPLES, fetch_by="kernel")
+    return _seconds_with_far_rows(clock, model, _ids(SAMPLES, ROWS, 1.0), hot=0, fetch_by="kernel")
 
 
-def _copied(clock: Clock, folder: Path, launch_step: Line) -> Line:
-    """What it takes longer where the host copies the rows, from a file in the system's memory, by rows."""
-    counts, seconds = [], []
-    for samples in COPIED_SAMPLES:
+def _copied(clock: Clock, folder: Path, launch_step: Line) -> Cost:
+    """What it takes longer where the host copies the rows, from a file in the system's memory."""
+    points, seconds = [], []
+    for samples, far in COPIED:
+        ids, hot = _ids(samples, COPIED_ROWS, far), 0 if far == 1.0 else COPIED_HOT
         with tempfile.TemporaryDirectory(dir=folder) as files:
             model = _model(clock, COPIED_ROWS, dense_device="meta")
             tails = dict.fromkeys(model.bags.features.values(), "disk")
-            whole = _seconds_with_far_rows(clock, model, samples, tails=tails, folder=Path(files))
-            seconds.append(max(0.0, whole - launch_step.seconds(_numbers(samples))))
-            counts.append(FEATURES * samples)  # nearly all of them different
-    return fit_line(counts, seconds)
+            whole = _seconds_with_far_rows(clock, model, ids, hot=hot, tails=tails, folder=Path(files))
+        seconds.append(max(1e-9, whole - launch_step.seconds(_numbers(samples))))
+        rows = sum(int((np.unique(column) >= hot).sum()) for column in ids[:samples].T)
+        points.append((float(FEATURES * samples), float(rows)))
+    return fit(points, seconds)
 
 
-def _seconds_with_far_rows(clock: Clock, model: Model, samples: int, **options: Any) -> float:
-    """A step of a model none of whose rows is hot."""
-    bags = model.bags
-    cold = dict.fromkeys(bags.features.values(), 0)
-    rows = bags.table(next(iter(cold))).num_rows
-    pipeline = Pipeline(place(model, cold, clock.device, num_rooms=rooms_for(DEPTH), **options), DEPTH)
-    step = _captured(model, samples, pipeline.settle)
+def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, **options: Any) -> float:
+    """A step of a model that has so many hot rows of every table."""
+    hot_rows = dict.fromkeys(model.bags.features.values(), hot)
+    pipeline = Pipeline(place(model, hot_rows, clock.device, num_rooms=rooms_for(DEPTH), **options), DEPTH)
+    step = _captured(model, len(ids) // NUM_STEPS, pipeline.settle)
 
     def steps() -> Iterator[None]:
-        for _, moved in pipeline.steps(_batches(samples, rows), lambda batch: model.check(batch.ids)):
+        for _, moved in pipeline.steps(_batches(ids), lambda batch: model.check(batch.ids)):
             step.step(moved)
             pipeline.finish_step()
             yield
