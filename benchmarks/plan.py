@@ -154,10 +154,6 @@ class SideOnGpu(Side):
 
     def _make_step(self) -> Callable[[int, Batch, Batch], None]:
         self.inner = Step(self.config, self.strategy, self.optimizers, _refuse)
-        pipeline = getattr(self.strategy, "pipeline", None)
-        self.times = DeviceTimes()
-        if pipeline is not None:
-            pipeline.times = self.times
 
         def step(number: int, batch: Batch, moved: Batch) -> None:
             self.inner.run(number, f"step {number}", batch, moved, len(batch), stop=False)
@@ -182,10 +178,18 @@ class SideOnGpu(Side):
         self.losses.append(self.inner.read_losses() / (LEAD_STEPS + self.num_steps))
 
     def stages(self) -> dict[str, float]:
-        host = {f"{name}, host": seconds for name, seconds in self.times.host_medians(64).items()}
+        """Those of a turn that does not count, since they take time to be measured."""
+        times = DeviceTimes()
+        pipeline = getattr(self.strategy, "pipeline", None)
+        if pipeline is not None:
+            pipeline.times = times
+        counted = list(self.steps)
+        self.turn()
+        self.steps = counted
+        host = {f"{name}, host": seconds for name, seconds in times.host_medians(LEAD_STEPS).items()}
         graph = self.inner.graph
         replays = {"replays": 0.0 if graph is None else float(graph.replays)}
-        return {**self.strategy.stages.medians(), **self.times.medians(64), **host, **replays}
+        return {**self.strategy.stages.medians(), **times.medians(LEAD_STEPS), **host, **replays}
 
 
 def _refuse(batch: Batch, loss: float, place: str, done: str) -> None:

@@ -165,7 +165,7 @@ def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
     found = stage_seconds(made, tables, "split", loads)
     assert found["fetch"] == found["send_back"] == pytest.approx(1e-6 + far * each)
     assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.far_lookups for load in loads.values()))
-    assert found["launch"] == pytest.approx(4e-4 + 1e-9 * numbers_of(made, loads))
+    assert found["launch"] == pytest.approx(4e-4)  # longer than its batch takes to be read
     assert made.prefetch == (2 if prefetch is None else 0)
 
 

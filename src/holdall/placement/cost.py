@@ -262,8 +262,10 @@ def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str,
     if strategy == "host":
         return known.launch_layers.seconds(len(problem.work.layers))
     moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
-    far = known.launch_far if moves and any(table.tail == "host" for table in tables) else 0.0
-    return known.launch_step.seconds(numbers) + far
+    step = known.launch_step
+    if not (moves and any(table.tail == "host" for table in tables)):
+        return step.seconds(numbers)
+    return max(step.seconds(numbers), step.base + known.launch_far)  # a batch is read meanwhile
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from holdall.batch import Batch
 from holdall.data.columns import Array, Columns
@@ -20,7 +20,7 @@ from holdall.kernels.path import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
 from holdall.placement.clock import Clock, fit, fit_line
-from holdall.placement.hardware import Captured, Cost, Line
+from holdall.placement.hardware import Captured
 from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
@@ -39,10 +39,12 @@ COPIED_ROWS, COPIED_HOT = 100_000, 1000
 COPIED = ((128, 1.0), (2048, 1.0), (16384, 0.1))
 """Samples, and share of their lookups that are far."""
 LAUNCHED_SAMPLES = (SAMPLES, 16384)
-LAYERS = (1, 4)
-"""Hidden layers of the MLPs that are launched one by one."""
+HIDDEN = (1, 4)
+"""Hidden layers of each of the two MLPs that are launched one by one."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
+ROUNDS = 3
+"""How often everything is measured: what others do on the machine comes and goes."""
 STEPS = (24, 6, 12)
 """Steps of a run that do not count, and turns and steps of each that do."""
 NUM_STEPS = STEPS[0] + STEPS[1] * STEPS[2]
@@ -52,12 +54,25 @@ def measure_captured(clock: Clock, folder: Path) -> Captured | None:
     """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
     if clock.device.type != "cuda":
         return None
-    launch_step = _launch_step(clock)
+    rounds = [_measure(clock, folder) for _ in range(ROUNDS)]
+    steps, with_far, layers, copied = (np.median(column, axis=0).tolist() for column in zip(*rounds, strict=True))
+    launch_step = fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], steps)
+    alone = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
     return Captured(
         launch_step=launch_step,
-        launch_far=max(0.0, _with_far_rows(clock) - launch_step.seconds(_numbers(SAMPLES))),
-        launch_layers=_launch_layers(clock),
-        copied=_copied(clock, folder, launch_step),
+        launch_far=max(0.0, with_far[0] - steps[0]),
+        launch_layers=fit_line([_num_layers(hidden) for hidden in HIDDEN], layers),
+        copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, alone, strict=True)]),
+    )
+
+
+def _measure(clock: Clock, folder: Path) -> tuple[list[float], ...]:
+    """Seconds of steps: plain ones, with rows that kernels reach, layer by layer, and with rows that are copied."""
+    return (
+        [_plain(clock, samples) for samples in LAUNCHED_SAMPLES],
+        [_with_far_rows(clock)],
+        [_launch_layers(clock, hidden) for hidden in HIDDEN],
+        [_copied(clock, folder, samples, far) for samples, far in COPIED],
     )
 
 
@@ -107,34 +122,36 @@ def _captured(model: Model, samples: int, settle: Callable[[], None] = lambda: N
     return CapturedStep(backward, Optimizers(model, OptimizerConfig()), samples, model.bags.addresses, settle)
 
 
-def _launch_step(clock: Clock) -> Line:
-    """A step whose batch is read and copied ahead and that is replayed, with its loss, by the numbers of a batch."""
+def _plain(clock: Clock, samples: int) -> float:
+    """A step whose batch is read and copied ahead and that is replayed, with its loss."""
     model = _model(clock)
-    seconds = []
-    for samples in LAUNCHED_SAMPLES:
-        step = _captured(model, samples)
-        on_device = copied_ahead(_batches(_ids(samples, ROWS, 1.0)), clock.device, lambda batch: model.check(batch.ids))
-        seconds.append(_host_seconds(step.step(moved) for _, moved in on_device))
-    return fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], seconds)
+    step = _captured(model, samples)
+    batches = _batches(_ids(samples, ROWS, 1.0))
+    on_device = copied_ahead(batches, clock.device, lambda batch: model.check(batch.ids))
+    return _host_seconds(step.step(moved) for _, moved in on_device)
 
 
-def _launch_layers(clock: Clock) -> Line:
-    """A step of the dense part whose kernels are launched one by one, as where tables are looked up on the host, by its
-    layers; the device is waited for in the middle, for gradients."""
+def _num_layers(hidden: int) -> int:
+    """Of both MLPs, each with one more to its outputs."""
+    return 2 * (hidden + 1)
+
+
+def _launch_layers(clock: Clock, hidden: int) -> float:
+    """A step of the dense part whose kernels are launched one by one, as where tables are looked up on the host; the
+    device is waited for in the middle, for gradients."""
+    model = _model(clock, hidden=hidden)
+    optimizers = Optimizers(model, OptimizerConfig())
     vectors = torch.rand(SAMPLES, FEATURES, 16, device=clock.device, requires_grad=True)
     dense, label = torch.rand(SAMPLES, DENSE, device=clock.device), torch.ones(SAMPLES, device=clock.device)
 
-    def steps(model: Model) -> Iterator[None]:
-        optimizers = Optimizers(model, OptimizerConfig())
+    def steps() -> Iterator[None]:
         for _ in range(NUM_STEPS):
             logloss(model.score(dense, vectors), label).backward()
             torch.cuda.current_stream(clock.device).synchronize()
             optimizers.step()
             yield
 
-    models = [_model(clock, hidden=hidden) for hidden in LAYERS]
-    counts = [sum(isinstance(module, nn.Linear) for module in model.modules()) for model in models]
-    return fit_line(counts, [_host_seconds(steps(model)) for model in models])
+    return _host_seconds(steps())
 
 
 def _with_far_rows(clock: Clock) -> float:
@@ -148,19 +165,27 @@ def _with_far_rows(clock: Clock) -> float:
     return _seconds_with_far_rows(clock, model, _ids(SAMPLES, ROWS, 1.0), hot=0, fetch_by="kernel")
 
 
-def _copied(clock: Clock, folder: Path, launch_step: Line) -> Cost:
-    """What it takes longer where the host copies the rows, from a file in the system's memory."""
-    points, seconds = [], []
+def _copied(clock: Clock, folder: Path, samples: int, far: float) -> float:
+    """The same where the host copies the rows, from a file in the system's memory."""
+    model = _model(clock, COPIED_ROWS, dense_device="meta")
+    tails = dict.fromkeys(model.bags.features.values(), "disk")
+    ids = _ids(samples, COPIED_ROWS, far)
+    with tempfile.TemporaryDirectory(dir=folder) as files:
+        return _seconds_with_far_rows(clock, model, ids, hot=_num_hot(far), tails=tails, folder=Path(files))
+
+
+def _num_hot(far: float) -> int:
+    return 0 if far == 1.0 else COPIED_HOT
+
+
+def _copied_work() -> list[tuple[float, float]]:
+    """Lookups and different far rows of a batch of each size."""
+    found = []
     for samples, far in COPIED:
-        ids, hot = _ids(samples, COPIED_ROWS, far), 0 if far == 1.0 else COPIED_HOT
-        with tempfile.TemporaryDirectory(dir=folder) as files:
-            model = _model(clock, COPIED_ROWS, dense_device="meta")
-            tails = dict.fromkeys(model.bags.features.values(), "disk")
-            whole = _seconds_with_far_rows(clock, model, ids, hot=hot, tails=tails, folder=Path(files))
-        seconds.append(max(1e-9, whole - launch_step.seconds(_numbers(samples))))
-        rows = sum(int((np.unique(column) >= hot).sum()) for column in ids[:samples].T)
-        points.append((float(FEATURES * samples), float(rows)))
-    return fit(points, seconds)
+        batch = _ids(samples, COPIED_ROWS, far)[:samples]
+        rows = sum(int((np.unique(column) >= _num_hot(far)).sum()) for column in batch.T)
+        found.append((float(batch.size), float(rows)))
+    return found
 
 
 def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, **options: Any) -> float:
