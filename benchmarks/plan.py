@@ -4,9 +4,9 @@
 
 The machine is measured first, and nothing else is fitted: no number of a plan's own run enters its forecast. Plans run
 as `holdall train --plan` runs them, on the same batches: in turn, or on a GPU, where each has many threads beside it,
-alone and one after the other, twice. The losses of the exact ones must agree. This is done for two models: `rmc2` (DLRM
-of Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same tables under small MLPs, where
-places and methods show.
+alone and one after the other, several times. The losses of the exact ones must agree. This is done for two models:
+`rmc2` (DLRM of Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same tables under small
+MLPs, where places and methods show.
 
 Then `auto` plans for memories that hold everything, and for a device and a host that do not: what it chooses runs in
 the same way, and is compared with the fastest of the eight that fit these memories and keep every row exact.
@@ -57,8 +57,8 @@ DIM = 16
 STEPS_A_TURN = 4
 WARM_TURNS = 3
 """Turns that do not count: rooms grow, pages come into memory, steps are captured."""
-ROUNDS = 2
-"""How often a plan is run alone."""
+ROUNDS = 4
+"""How often a plan is run alone, with some of its turns: what others do on the machine comes and goes."""
 LEAD_STEPS = 6
 """Steps of a GPU before those of a turn: they take what was made ready while nobody asked."""
 MUCH = dict.fromkeys(("device", "host", "disk"), 1 << 62)
@@ -273,12 +273,12 @@ def in_turn(plans: Mapping[str, Plan], train: DataSet, turns: int, folder: Path,
 
 
 def alone(plans: Mapping[str, Plan], train: DataSet, turns: int, folder: Path) -> dict[str, Taken]:
-    """Run one plan after the other, and then all of them again."""
+    """Run one plan after the other, and then all of them again, until all turns are taken."""
     found: dict[str, Taken] = {}
     for number in range(ROUNDS):
         for place, (name, made) in enumerate(plans.items()):
             side = SideOnGpu(made, train, folder / f"{number}-{place}")
-            side.run(turns)
+            side.run(-(-turns // ROUNDS))
             before = found[name].steps if number else []
             found[name] = Taken(before + side.steps, side.stages(), side.losses)
             side.close()
@@ -457,7 +457,7 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
             "hardware_seconds": hardware.took_seconds,
             "seconds": time.perf_counter() - started,
         },
-        notes="plans run as training runs them, in turn, or on a GPU alone, twice; medians. Steps are compared with "
+        notes="plans run as training runs them, in turn, or on a GPU alone; medians. Steps are compared with "
         "what overlaps (processor time: with the sum of stages). A lookup waits for rows that are fetched meanwhile.",
     )
 

@@ -28,7 +28,7 @@ from holdall.placement.clock import Clock, fit, fit_line
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
 from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity
 from holdall.placement.measure_begin import beginnings
-from holdall.placement.measure_captured import measure_captured
+from holdall.placement.measure_captured import Round, captured_of, measure_round
 from holdall.placement.measure_disk import measure_disk
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.measure_processes import measure_collectives
@@ -85,15 +85,26 @@ def measure_hardware(
     near = Clock(place, repeats, now=now)
     cold_host, cold = replace(host, cold=True), replace(near, cold=True)  # the dense part has used the caches since
     table_bytes = min(table_bytes, available_memory()["host"] // 8)
+    host_tables: list[list[TableCost]] = []
+    rounds: list[Round] = []
+
+    def look_at_host() -> None:
+        """What depends on the host of a GPU, at some distance from the last time: others use it too."""
+        if place.type == "cuda":
+            note("host")
+            host_tables.append(list(_dense_tables(cold_host, table_bytes, dims, optimizers)))
+            rounds.append(measure_round(near, Path(folder)))
+
     note("disk")
     gather, scatter, notes = measure_disk(Path(folder), disk_bytes, ROW_BYTES)
+    look_at_host()
     note("tables")
     tables = list(_dense_tables(cold, table_bytes, dims, optimizers))
-    host_tables = list(tables)
-    if place.type != "cpu":
-        host_tables = list(_dense_tables(cold_host, table_bytes, dims, optimizers))
+    if place.type == "cpu":
+        host_tables.append(list(tables))
     note("compressed tables")
     tables += list(_compressed_tables(cold, dims))
+    look_at_host()
     note("rows")
     for tier, clock in {"host": cold_host, "device": cold}.items():
         gather[tier], scatter[tier] = _rows(clock, table_bytes)
@@ -109,7 +120,7 @@ def measure_hardware(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_seconds=0.0,
         tables=tuple(tables),
-        host_tables=tuple(host_tables),
+        host_tables=(),
         gather=gather,
         scatter=scatter,
         copy=_copies(near),
@@ -123,12 +134,12 @@ def measure_hardware(
         overlap=measure_dense.overlap_cost(near),
         call=measure_dense.call_cost(near),
         stream=measure_dense.stream_cost(near),
-        captured=measure_captured(near, Path(folder)),
         collectives=measure_collectives(place),
         notes=tuple(notes),
     )
-    object.__setattr__(made, "took_seconds", time.perf_counter() - started)
-    return made
+    look_at_host()
+    made = replace(made, host_tables=tuple(map(_middle, zip(*host_tables, strict=True))), captured=captured_of(rounds))
+    return replace(made, took_seconds=time.perf_counter() - started)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -141,6 +152,16 @@ def _dense_tables(
         bags = _bags(clock, None, max(1024, table_bytes // (4 * dim)), dim)
         for optimizer in optimizers:
             yield _table_cost(clock, bags, None, optimizer)
+
+
+def _middle(measured: Sequence[TableCost]) -> TableCost:
+    """Of one kind of table that was measured several times, the time that is neither slow nor fast."""
+    lookups, rows = 1e5, 3e4
+
+    def seconds(cost: TableCost) -> float:
+        return cost.lookup.seconds(lookups, rows) + cost.update.seconds(lookups, rows)
+
+    return sorted(measured, key=seconds)[len(measured) // 2]
 
 
 def _some(dims: Sequence[int]) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -43,18 +43,29 @@ HIDDEN = (1, 4)
 """Hidden layers of each of the two MLPs that are launched one by one."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
-ROUNDS = 3
-"""How often everything is measured: what others do on the machine comes and goes."""
 STEPS = (24, 6, 12)
 """Steps of a run that do not count, and turns and steps of each that do."""
 NUM_STEPS = STEPS[0] + STEPS[1] * STEPS[2]
 
 
-def measure_captured(clock: Clock, folder: Path) -> Captured | None:
-    """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
-    if clock.device.type != "cuda":
+Round: TypeAlias = tuple[list[float], ...]
+"""Seconds of steps: plain ones, with rows that kernels reach, layer by layer, and with rows that are copied."""
+
+
+def measure_round(clock: Clock, folder: Path) -> Round:
+    """All of it once, on a GPU. `folder` is where a file of rows is made, and removed."""
+    return (
+        [_plain(clock, samples) for samples in LAUNCHED_SAMPLES],
+        [_with_far_rows(clock)],
+        [_launch_layers(clock, hidden) for hidden in HIDDEN],
+        [_copied(clock, folder, samples, far) for samples, far in COPIED],
+    )
+
+
+def captured_of(rounds: Sequence[Round]) -> Captured | None:
+    """What several rounds tell, or that there were none: medians, as what others do on a machine comes and goes."""
+    if not rounds:
         return None
-    rounds = [_measure(clock, folder) for _ in range(ROUNDS)]
     steps, with_far, layers, copied = (np.median(column, axis=0).tolist() for column in zip(*rounds, strict=True))
     launch_step = fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], steps)
     alone = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
@@ -63,16 +74,6 @@ def measure_captured(clock: Clock, folder: Path) -> Captured | None:
         launch_far=max(0.0, with_far[0] - steps[0]),
         launch_layers=fit_line([_num_layers(hidden) for hidden in HIDDEN], layers),
         copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, alone, strict=True)]),
-    )
-
-
-def _measure(clock: Clock, folder: Path) -> tuple[list[float], ...]:
-    """Seconds of steps: plain ones, with rows that kernels reach, layer by layer, and with rows that are copied."""
-    return (
-        [_plain(clock, samples) for samples in LAUNCHED_SAMPLES],
-        [_with_far_rows(clock)],
-        [_launch_layers(clock, hidden) for hidden in HIDDEN],
-        [_copied(clock, folder, samples, far) for samples, far in COPIED],
     )
 
 
