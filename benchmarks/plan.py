@@ -3,8 +3,8 @@
     python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 10]
 
 The machine is measured first, and nothing else is fitted: no number of a plan's own run enters its forecast. Plans run
-as `holdall train --plan` runs them, on the same batches: in turn, or on a GPU, where each has many threads beside it,
-alone and one after the other, several times. The losses of the exact ones must agree. This is done for two models:
+as `holdall train --plan` runs them, on the same batches, alone and one after the other, several times: side by side,
+threads and caches of one would slow the others. The losses of the exact ones must agree. This is done for two models:
 `rmc2` (DLRM of Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same tables under small
 MLPs, where places and methods show.
 
@@ -254,49 +254,24 @@ class Taken:
     losses: list[float]
 
 
-def in_turn(plans: Mapping[str, Plan], train: DataSet, turns: int, folder: Path, *, cpu_time: bool) -> dict[str, Taken]:
-    """Run every plan, some steps at a time."""
-    sides = {
-        name: Side(made, train, folder / str(number), cpu_time=cpu_time)
-        for number, (name, made) in enumerate(plans.items())
-    }
-    for turn in range(WARM_TURNS + turns):
-        for name in list(sides) if turn % 2 == 0 else reversed(list(sides)):
-            sides[name].turn()
-        if turn == WARM_TURNS - 1:
-            for side in sides.values():
-                side.forget_times()
-    found = {name: Taken(side.steps, side.stages(), side.losses) for name, side in sides.items()}
-    for side in sides.values():
-        side.close()
-    return found
-
-
-def alone(plans: Mapping[str, Plan], train: DataSet, turns: int, folder: Path) -> dict[str, Taken]:
-    """Run one plan after the other, and then all of them again, until all turns are taken."""
+def measure(
+    plans: Mapping[str, Plan], data: Path, turns: int, folder: Path, *, cpu_time: bool = False
+) -> dict[str, Taken]:
+    """Run one plan after the other, and then all of them again, until all turns are taken; those that keep every row
+    exact must learn the same."""
+    train = DataSet(data, "train")
+    on_gpu = next(iter(plans.values())).device != "cpu"
+    kind = SideOnGpu if on_gpu else Side
     found: dict[str, Taken] = {}
     for number in range(ROUNDS):
         for place, (name, made) in enumerate(plans.items()):
-            side = SideOnGpu(made, train, folder / f"{number}-{place}")
+            side = kind(made, train, folder / f"{number}-{place}", cpu_time=cpu_time)
             side.run(-(-turns // ROUNDS))
             before = found[name].steps if number else []
             found[name] = Taken(before + side.steps, side.stages(), side.losses)
             side.close()
-            del side  # and its memory on the device
+            del side  # and its memory
             gc.collect()
-    return found
-
-
-def measure(
-    plans: Mapping[str, Plan], data: Path, turns: int, folder: Path, *, cpu_time: bool = False
-) -> dict[str, Taken]:
-    """Run all plans; those that keep every row exact must learn the same."""
-    train = DataSet(data, "train")
-    on_gpu = next(iter(plans.values())).device != "cpu"
-    if on_gpu:
-        found = alone(plans, train, turns, folder)
-    else:
-        found = in_turn(plans, train, turns, folder, cpu_time=cpu_time)
     shutil.rmtree(folder)
     same = [name for name, made in plans.items() if exact(made)]
     count = 2 if on_gpu else None  # a GPU sums in an order that depends on the places of rows, which grows
@@ -457,7 +432,7 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
             "hardware_seconds": hardware.took_seconds,
             "seconds": time.perf_counter() - started,
         },
-        notes="plans run as training runs them, in turn, or on a GPU alone; medians. Steps are compared with "
+        notes="plans run as training runs them, each alone, several times; medians. Steps are compared with "
         "what overlaps (processor time: with the sum of stages). A lookup waits for rows that are fetched meanwhile.",
     )
 
