@@ -369,7 +369,6 @@ class EmbeddingBags(nn.Module):
             return placement.row_numbers(ids.values, pack.storage.dtype)
         pack.repack()
         rows = pack.row_numbers(pack.locate(ids.values.t(), names))
-        pack.arrived()
         return pack.storage, rows
 
     def addresses(self) -> Hashable:

@@ -84,13 +84,6 @@ class DensePack:
         """Located rows as a kernel takes them: contiguous, and int32 when every row number fits."""
         return rows.to(torch.int32 if self.storage.shape[0] < 2**31 else torch.int64).contiguous()
 
-    def arrived(self) -> None:
-        """Wait until all located rows are in the storage; here they always are."""
-
-    def gather(self, rows: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`look_up(storage, rows)`, for a lookup that copies rows and does not pool them."""
-        return look_up(self.storage, rows)
-
     def allocate_slots(self, make: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Make room for optimizer state; `make` gives tensors whose rows are those of the one it is given."""
         self.slots = make(self.storage)
@@ -122,8 +115,7 @@ class PackedLookup(torch.autograd.Function):
         ctx.save_for_backward(rows, offsets, weights)
         dtype = pack.vector_dtype or pack.storage.dtype
         if offsets is None:
-            return pack.gather(rows, _pinned_rows if pack.pins_vectors else _rows).to(dtype)
-        pack.arrived()
+            return (_pinned_rows if pack.pins_vectors else _rows)(pack.storage, rows).to(dtype)
         mode = "mean" if mean else "sum"
         weights = None if weights is None else weights.to(pack.storage.dtype)
         return F.embedding_bag(
@@ -175,8 +167,7 @@ class FusedLookup(torch.autograd.Function):
         ctx.pack, ctx.mean, ctx.num_features = pack, mean, num_features
         ctx.save_for_backward(rows, offsets, weights)
         if offsets is None:
-            return pack.gather(rows, lambda storage, rows: lookup_triton.gather(storage, rows, dtype))
-        pack.arrived()
+            return lookup_triton.gather(pack.storage, rows, dtype)
         return lookup_triton.pool(
             pack.storage, rows, offsets, weights, num_features=num_features, mean=mean, dtype=dtype
         )

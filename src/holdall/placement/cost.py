@@ -203,9 +203,6 @@ def stage_seconds(
         found["send_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
         found.update(far_seconds(problem, tables, loads))
-        if dense and problem.prefetch == 0 and problem.hardware.device == "cpu":  # while they come, all are looked up
-            late = sum(load.far_lookups for load in loads.values())
-            found["lookup"] += 2 * lookup.per_lookup * late  # and these again, and put in their places
     found["dense"] = dense_seconds(problem)
     found["update"] += problem.hardware.dense_update[problem.optimizer].seconds(problem.work.num_parameters)
     if problem.world_size > 1:
@@ -374,7 +371,7 @@ def dense_bytes(problem: Problem, tables: Sequence[TablePlan]) -> int:
 
 
 def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *, copied: bool = False) -> float:
-    """A step with what overlaps: batches are read ahead; far rows come during the lookup of hot ones, or earlier.
+    """A step with what overlaps: batches are read ahead, and far rows come ahead if they may.
 
     `copied`: on a GPU, the host copies some far rows, so its threads have all that moves rows to do.
     """
@@ -389,11 +386,7 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
 
     if problem.prefetch > 0:
         return together(near, far + stages["read"])
-    if strategy in ("split", "hot-batches"):
-        near += stages["find"] + stages["send_back"] - stages["lookup"] + together(stages["fetch"], stages["lookup"])
-    else:
-        near += far
-    return together(near, stages["read"])
+    return together(near + far, stages["read"])
 
 
 def _step_of_gpu(

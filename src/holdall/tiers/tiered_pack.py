@@ -79,8 +79,6 @@ class TieredPack(DensePack):
         self.working: WorkingSet | None = None
         self.all_hot = False
         """A promise that what is looked up now is hot: nothing is compared, so nothing waits for the device."""
-        self.awaited: Callable[[], None] | None = None
-        """Waits for the rows of `working`, while they may be on their way."""
         self.settle: Callable[[], None] = lambda: None
         """Waits until every row that was sent back is home; a pipeline that sends them back later sets it."""
         self._columns: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor, Tensor]] = {}
@@ -125,7 +123,7 @@ class TieredPack(DensePack):
         return LazyTensor(far, self.far.touched, start, num_rows, initial)
 
     def locate(self, ids: Tensor, names: Sequence[str], which: Tensor | None = None) -> Tensor:
-        """Row numbers of the device's storage; the rows are there, or on their way (see `gather`)."""
+        """Row numbers of the device's storage, where the rows are."""
         working = self.working
         if working is not None and working.located is not None and list(names) == list(working.names):
             return self._in_its_room(working) if working.entered is None else working.entered
@@ -162,22 +160,6 @@ class TieredPack(DensePack):
     def _in_its_room(self, working: WorkingSet) -> Tensor:
         assert working.located is not None
         return working.located if working.in_room else self._in_room(working.located, working.room)
-
-    def gather(self, rows: Tensor, look_up: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """`look_up(storage, rows)`; while rows are on their way, the others first."""
-        found = look_up(self.storage, rows)  # what stands for a row on its way is not looked at
-        if self.awaited is not None:
-            late = (rows >= self.num_hot).reshape(-1).nonzero()[:, 0]
-            self.arrived()
-            flat = found.view(-1, found.shape[-1])
-            flat.index_copy_(0, late, look_up(self.storage, rows.reshape(-1).index_select(0, late)))
-        return found
-
-    def arrived(self) -> None:
-        """Wait for the rows that are on their way; what went wrong on it is raised here."""
-        if self.awaited is not None:
-            awaited, self.awaited = self.awaited, None
-            awaited()
 
     # --- rows of a step ----------------------------------------------------------------------------------------------
 

@@ -194,8 +194,7 @@ class Split(Strategy):
     """`split`: hot rows on the device, the others on the host or on disk; a step fetches those it needs and sends them
     back.
 
-    While they are on their way, the hot rows of the batch are looked up. Rows that were never touched take no memory.
-    The result is that of `plain`, bit for bit.
+    Rows that were never touched take no memory. The result is that of `plain`, bit for bit.
     """
 
     tiers: Tiers
