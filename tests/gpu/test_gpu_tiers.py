@@ -13,7 +13,7 @@ from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON
 from holdall.models.layers import mlp
 from holdall.placement.clock import Clock
-from holdall.placement.measure_captured import captured_of, measure_round
+from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.planner import PlanConfig, plan, predict
 from holdall.tables import Frobenius
@@ -194,7 +194,7 @@ def test_a_seed_means_the_same_on_a_gpu() -> None:
 
 
 def test_what_steps_cost_beyond_the_device_is_measured(tmp_path: Path) -> None:
-    found = captured_of([measure_round(Clock(torch.device("cuda"), repeats=1), tmp_path)])
+    found = measure_captured(Clock(torch.device("cuda"), repeats=1), tmp_path)
     assert found is not None
     lines = (found.launch_step.seconds(1e5), found.launch_layers.seconds(4), found.copied.seconds(1e5, 1e4))
     assert min(found.launch_far, *lines) > 0

@@ -55,12 +55,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
             disk_bytes=1 << 20,
             table_bytes=1 << 16,
             repeats=1,
+            passes=2,
             now=lambda: float(next(ticks)),
             note=stages.append,
             dims=(4, 8),
         )
         assert not list(folder.iterdir())
-        assert stages[0] == "disk"
+        assert stages[0] == "disk (1 of 2)"
         return made
 
 

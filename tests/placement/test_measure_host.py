@@ -1,43 +1,39 @@
-"""What depends on the host of a GPU is measured several times, and the middle of it counts."""
+"""What steps cost the host of a GPU is taken apart; of several measurements of a machine, the middle counts."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
 from holdall.placement import measure_captured
-from holdall.placement.hardware import Cost, TableCost
-from holdall.placement.measure import _middle
-from holdall.placement.measure_captured import COPIED, HIDDEN, LAUNCHED_SAMPLES, Round, captured_of
-
-LOOKUPS = measure_captured.FEATURES
-
-
-def planted(slower: float) -> Round:
-    """A step takes 1 ms and 1 us a sample; far rows 2 ms more; layers 10 ms each; copied ones 3 ms, 1 us a lookup."""
-    plain = [1e-3 + 1e-6 * samples for samples in LAUNCHED_SAMPLES]
-    copied = [4e-3 + 1e-6 * samples + 1e-6 * LOOKUPS * samples for samples, _ in COPIED]
-    layers = [2 * (hidden + 1) * 1e-2 for hidden in HIDDEN]
-    return tuple([slower * seconds for seconds in part] for part in (plain, [plain[0] + 2e-3], layers, copied))
+from holdall.placement.hardware import Line, middle_of
+from holdall.placement.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED_SAMPLES, taken_apart
+from tests.placement.made_up_hardware import hardware
 
 
 def test_what_a_step_costs_its_host_is_taken_apart() -> None:
-    found = captured_of([planted(1.0), planted(9.0), planted(0.5)])  # the middle one counts
-    assert found is not None
-    numbers = measure_captured._numbers(1000)
-    assert found.launch_step.seconds(numbers) == pytest.approx(2e-3)
+    """A step takes 1 ms and 1 us a sample; far rows 2 ms more; layers 10 ms each; copied ones 3 ms, 1 us a lookup."""
+    plain = [1e-3 + 1e-6 * samples for samples in LAUNCHED_SAMPLES]
+    layers = [2 * (hidden + 1) * 1e-2 for hidden in HIDDEN]
+    copied = [4e-3 + 1e-6 * samples + 1e-6 * FEATURES * samples for samples, _ in COPIED]
+    found = taken_apart(plain, plain[0] + 2e-3, layers, copied)
+    assert found.launch_step.seconds(measure_captured._numbers(1000)) == pytest.approx(2e-3)
     assert found.launch_far == pytest.approx(2e-3)
     assert found.launch_layers.seconds(6) == pytest.approx(6e-2)
     for (samples, _), (lookups, rows) in zip(COPIED, measure_captured._copied_work(), strict=True):
-        assert lookups == LOOKUPS * samples
+        assert lookups == FEATURES * samples
         assert found.copied.seconds(lookups, rows) == pytest.approx(3e-3 + 1e-6 * lookups, rel=1e-6)
-    assert captured_of([]) is None
 
 
-def test_the_middle_of_tables_that_were_measured_several_times() -> None:
-    tables = [TableCost({}, 16, "sgd", Cost(base, 0.0, 0.0), Cost(0.0, each, 0.0)) for base, each in
-              ((1.0, 2e-5), (0.0, 1e-5), (9.0, 0.0))]  # fmt: skip
-    assert _middle(tables) is tables[0]
-    assert _middle(tables[1:2]) is tables[1]
+def test_the_middle_of_several_measurements() -> None:
+    slow, right, fast = (
+        hardware(device="cuda", call=call, read=Line(call, 2 * call), notes=(note,), date=note)
+        for call, note in ((9.0, "a"), (2.0, "b"), (1.0, "a"))
+    )
+    found = middle_of([slow, right, fast])
+    assert found == replace(right, notes=("a", "b"), date="a")
+    assert middle_of([fast]) == fast
 
 
 def test_batches_that_are_measured_lie_as_those_of_a_data_set() -> None:

@@ -15,8 +15,9 @@ import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -221,6 +222,23 @@ class Hardware:
             ) from error
         _check_numbers(asdict(hardware), where)
         return hardware
+
+
+def middle_of(measured: Sequence[Hardware]) -> Hardware:
+    """Of a machine that was measured several times, the middle of every number."""
+    notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
+    middle = _middle([asdict(replace(one, notes=())) for one in measured])
+    return replace(Hardware.from_json({**middle, "date": measured[-1].date}), notes=notes)
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    """Of numbers the middle one; of what holds numbers, of each; what else there is, is the same in all of them."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _middle([value[name] for value in values]) for name in first}
+    if isinstance(first, list | tuple):
+        return [_middle(parts) for parts in zip(*values, strict=True)]
+    return median_low(values) if isinstance(first, float) else first
 
 
 def _parsed(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measure this machine, once, in a minute, or in a few where kernels are compiled for a GPU: `holdall hardware`.
+"""Measure this machine, once, in a minute or two, or more where kernels are compiled for a GPU: `holdall hardware`.
 
 What is timed is what training runs: lookups and updates go through `EmbeddingBags` and `Optimizers`, the interaction
 and layers are those of the models. Every figure is a median of a few repeats; the first one does not count.
@@ -26,9 +26,9 @@ from holdall.kernels.path import HAS_TRITON
 from holdall.placement import measure_dense
 from holdall.placement.clock import Clock, fit, fit_line
 from holdall.placement.gather_path import PINNED, PINNED_BESIDE
-from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity
+from holdall.placement.hardware import Cost, Hardware, Line, TableCost, device_kind, machine_identity, middle_of
 from holdall.placement.measure_begin import beginnings
-from holdall.placement.measure_captured import Round, captured_of, measure_round
+from holdall.placement.measure_captured import measure_captured
 from holdall.placement.measure_disk import measure_disk
 from holdall.placement.measure_pinned import pinned_rows
 from holdall.placement.measure_processes import measure_collectives
@@ -43,6 +43,7 @@ ROW_BYTES = (4, 64, 256, 512)
 DIMS = (16, 64, 128)
 FEATURES = 8
 """Features of the table that lookups are timed with; they share it."""
+PASSES = 3
 LARGE_TABLE = 1 << 28
 """Bytes of a table that no cache holds."""
 MANY_BYTES = 1 << 24
@@ -66,6 +67,7 @@ def measure_hardware(
     disk_bytes: int = 1 << 28,
     table_bytes: int = LARGE_TABLE,
     repeats: int = 5,
+    passes: int = PASSES,
     now: Callable[[], float] = time.perf_counter,
     note: Callable[[str], None] = lambda stage: None,
     dims: Sequence[int] = DIMS,
@@ -74,37 +76,53 @@ def measure_hardware(
 ) -> Hardware:
     """Rates of this machine. `folder` is on the disk to measure, where a file of `disk_bytes` is made and removed.
 
-    `now` is the clock, `note` is told what is being measured. Under torchrun, collectives are measured too. Fewer
-    `dims`, `optimizers` and `precisions` take less time, most of which a GPU spends on kernels that are compiled for
-    each of them.
+    Everything is measured in several `passes`, and the middle of what they find counts: what others do on a machine
+    comes and goes. `now` is the clock, `note` is told what is being measured. Under torchrun, collectives are measured
+    too. Fewer `dims`, `optimizers` and `precisions` take less time, most of which a GPU spends on kernels that are
+    compiled for each of them.
     """
     started = time.perf_counter()
     place = torch.device(device_kind(device))
     keep_freed_memory()
-    host = Clock(torch.device("cpu"), repeats, now=now)
-    near = Clock(place, repeats, now=now)
+    found = []
+    for number in range(1, passes + 1):
+        which = "" if passes == 1 else f" ({number} of {passes})"
+        found.append(
+            _measure(
+                Clock(place, repeats, now=now),
+                Path(folder),
+                disk_bytes,
+                min(table_bytes, available_memory()["host"] // 8),
+                lambda stage, which=which: note(stage + which),  # type: ignore[misc]
+                dims,
+                optimizers,
+                precisions,
+            )
+        )
+    return replace(middle_of(found), took_seconds=time.perf_counter() - started)
+
+
+def _measure(
+    near: Clock,
+    folder: Path,
+    disk_bytes: int,
+    table_bytes: int,
+    note: Callable[[str], None],
+    dims: Sequence[int],
+    optimizers: Sequence[str],
+    precisions: Sequence[str] | None,
+) -> Hardware:
+    """One pass; see `measure_hardware`."""
+    place, on_cpu = near.device, near.device.type == "cpu"
+    host = replace(near, device=torch.device("cpu"))
     cold_host, cold = replace(host, cold=True), replace(near, cold=True)  # the dense part has used the caches since
-    table_bytes = min(table_bytes, available_memory()["host"] // 8)
-    host_tables: list[list[TableCost]] = []
-    rounds: list[Round] = []
-
-    def look_at_host() -> None:
-        """What depends on the host of a GPU, at some distance from the last time: others use it too."""
-        if place.type == "cuda":
-            note("host")
-            host_tables.append(list(_dense_tables(cold_host, table_bytes, dims, optimizers)))
-            rounds.append(measure_round(near, Path(folder)))
-
     note("disk")
-    gather, scatter, notes = measure_disk(Path(folder), disk_bytes, ROW_BYTES)
-    look_at_host()
+    gather, scatter, notes = measure_disk(folder, disk_bytes, ROW_BYTES)
     note("tables")
     tables = list(_dense_tables(cold, table_bytes, dims, optimizers))
-    if place.type == "cpu":
-        host_tables.append(list(tables))
+    host_tables = list(tables if on_cpu else _dense_tables(cold_host, table_bytes, dims, optimizers))
     note("compressed tables")
     tables += list(_compressed_tables(cold, dims))
-    look_at_host()
     note("rows")
     for tier, clock in {"host": cold_host, "device": cold}.items():
         gather[tier], scatter[tier] = _rows(clock, table_bytes)
@@ -113,33 +131,31 @@ def measure_hardware(
         if reached is not None:
             gather[tier], scatter[tier] = reached
     note("copies, layers, interaction")
-    made = Hardware(
+    return Hardware(
         machine=machine_identity(),
         device=place.type,
         threads=torch.get_num_threads(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_seconds=0.0,
         tables=tuple(tables),
-        host_tables=(),
+        host_tables=tuple(host_tables),
         gather=gather,
         scatter=scatter,
         copy=_copies(near),
         find=_find(cold),
-        begin=beginnings(cold) if place.type == "cpu" else {},
+        begin=beginnings(cold) if on_cpu else {},
         layers=tuple(measure_dense.layers(near, precisions)),
         interactions=tuple(measure_dense.interactions(near, precisions, _some(dims))),
         stack=measure_dense.stacking(near),
         dense_update=measure_dense.dense_updates(near),
-        read=measure_dense.read_cost(host) if place.type == "cpu" else Line(),  # part of `captured`
+        read=measure_dense.read_cost(host) if on_cpu else Line(),  # part of `captured`
         overlap=measure_dense.overlap_cost(near),
         call=measure_dense.call_cost(near),
         stream=measure_dense.stream_cost(near),
+        captured=measure_captured(near, folder),
         collectives=measure_collectives(place),
         notes=tuple(notes),
     )
-    look_at_host()
-    made = replace(made, host_tables=tuple(map(_middle, zip(*host_tables, strict=True))), captured=captured_of(rounds))
-    return replace(made, took_seconds=time.perf_counter() - started)
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -152,16 +168,6 @@ def _dense_tables(
         bags = _bags(clock, None, max(1024, table_bytes // (4 * dim)), dim)
         for optimizer in optimizers:
             yield _table_cost(clock, bags, None, optimizer)
-
-
-def _middle(measured: Sequence[TableCost]) -> TableCost:
-    """Of one kind of table that was measured several times, the time that is neither slow nor fast."""
-    lookups, rows = 1e5, 3e4
-
-    def seconds(cost: TableCost) -> float:
-        return cost.lookup.seconds(lookups, rows) + cost.update.seconds(lookups, rows)
-
-    return sorted(measured, key=seconds)[len(measured) // 2]
 
 
 def _some(dims: Sequence[int]) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,30 +48,26 @@ STEPS = (24, 6, 12)
 NUM_STEPS = STEPS[0] + STEPS[1] * STEPS[2]
 
 
-Round: TypeAlias = tuple[list[float], ...]
-"""Seconds of steps: plain ones, with rows that kernels reach, layer by layer, and with rows that are copied."""
-
-
-def measure_round(clock: Clock, folder: Path) -> Round:
-    """All of it once, on a GPU. `folder` is where a file of rows is made, and removed."""
-    return (
+def measure_captured(clock: Clock, folder: Path) -> Captured | None:
+    """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
+    if clock.device.type != "cuda":
+        return None
+    return taken_apart(
         [_plain(clock, samples) for samples in LAUNCHED_SAMPLES],
-        [_with_far_rows(clock)],
+        _with_far_rows(clock),
         [_launch_layers(clock, hidden) for hidden in HIDDEN],
         [_copied(clock, folder, samples, far) for samples, far in COPIED],
     )
 
 
-def captured_of(rounds: Sequence[Round]) -> Captured | None:
-    """What several rounds tell, or that there were none: medians, as what others do on a machine comes and goes."""
-    if not rounds:
-        return None
-    steps, with_far, layers, copied = (np.median(column, axis=0).tolist() for column in zip(*rounds, strict=True))
-    launch_step = fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], steps)
+def taken_apart(plain: Sequence[float], with_far: float, layers: Sequence[float], copied: Sequence[float]) -> Captured:
+    """What steps of several sizes tell: plain ones, with rows that kernels reach, layer by layer, and with rows that
+    are copied."""
+    launch_step = fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], plain)
     alone = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
     return Captured(
         launch_step=launch_step,
-        launch_far=max(0.0, with_far[0] - steps[0]),
+        launch_far=max(0.0, with_far - plain[0]),
         launch_layers=fit_line([_num_layers(hidden) for hidden in HIDDEN], layers),
         copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, alone, strict=True)]),
     )
