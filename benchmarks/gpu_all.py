@@ -16,7 +16,7 @@ BENCHMARKS = {
     "tiers_gpu": "",
     "hot_batches": "--speed-only --device cuda --samples 3200000 --batch-size 16384 --hot-bytes 176MB --prefetch 2 "
     "--card hot_batches_gpu",
-    "plan": "--device cuda --batch-size 16384 --scale 0.25 --rows 1500000 --turns 16 --card plan_gpu",
+    "plan": "--device cuda --batch-size 16384 --scale 0.25 --rows 1500000 --card plan_gpu",
 }
 """Arguments by benchmark."""
 

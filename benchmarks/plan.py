@@ -1,12 +1,13 @@
 """Does the planner's forecast hold? Predicted against measured step time, for eight plans of different shape.
 
-    python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 10]
+    python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 24]
 
-The machine is measured first, and nothing else is fitted: no number of a plan's own run enters its forecast. Plans run
-as `holdall train --plan` runs them, on the same batches, alone and one after the other, several times: side by side,
-threads and caches of one would slow the others. The losses of the exact ones must agree. This is done for two models:
-`rmc2` (DLRM of Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same tables under small
-MLPs, where places and methods show.
+The machine is measured, and nothing else is fitted: no number of a plan's own run enters its forecast. As others may
+use it too, it is measured before, between and after the models, and the middle counts. Plans run as `holdall train
+--plan` runs them, on the same batches, alone and one after the other, several times: side by side, threads and caches
+of one would slow the others. The losses of the exact ones must agree. This is done for two models: `rmc2` (DLRM of
+Criteo Kaggle), of which the dense part takes nearly all time on a CPU, and the same tables under small MLPs, where
+places and methods show.
 
 Then `auto` plans for memories that hold everything, and for a device and a host that do not: what it chooses runs in
 the same way, and is compared with the fastest of the eight that fit these memories and keep every row exact.
@@ -36,7 +37,7 @@ from holdall.data.synthetic import preset, write_prepared
 from holdall.parallel.strategies import ALONE as STRATEGIES
 from holdall.placement.cost import Problem
 from holdall.placement.fit import shortages
-from holdall.placement.hardware import Hardware
+from holdall.placement.hardware import Hardware, middle_of
 from holdall.placement.lookups import Lookups, choose_hot
 from holdall.placement.measure import measure_hardware
 from holdall.placement.plan import Plan
@@ -319,43 +320,53 @@ def show(title: str, results: Mapping[str, Mapping[str, Any]]) -> None:
     print_table(f"{title}: predicted and measured step; stages as predicted/measured ms", rows)
 
 
-def of_model(planning: Planning, data: Path, folder: Path, turns: int, *, cpu_time: bool) -> dict[str, Any]:
-    """All of one model: the eight, and what `auto` chooses."""
-    plans = planning.eight()
-    tight = plans["mixed 1/100"].forecast
-    assert tight is not None
-    caps = {
-        "everything fits": ({}, dict(MUCH)),
-        "little memory": (
-            {"device_memory": str(tight.total("device")), "host_memory": str(tight.total("host"))},
-            {**MUCH, "device": tight.total("device"), "host": tight.total("host")},
-        ),
-    }
-    chosen = {name: planning.plan(limits, **given) for name, (given, limits) in caps.items()}
-    taken_by = measure(
-        {**plans, **{f"auto: {name}": made for name, made in chosen.items()}}, data, turns, folder, cpu_time=cpu_time
-    )
-    results = {
-        name: compared(made, taken_by[name], cpu_time=cpu_time)
-        for name, made in [*plans.items(), *((f"auto: {name}", made) for name, made in chosen.items())]
-    }
-    choices = {}
-    for name, (_, limits) in caps.items():
+@dataclass(frozen=True)
+class Ran:
+    """All of one model: the eight, what `auto` chose for which memories, and what was measured of them."""
+
+    plans: dict[str, Plan]
+    chosen: dict[str, Plan]
+    limits: dict[str, dict[str, int]]
+    taken: dict[str, Taken]
+
+    def results(self, planning: Planning, *, cpu_time: bool) -> dict[str, Any]:
+        """Beside what the rates of `planning` foretell."""
+        with_limits = [(name, made, MUCH) for name, made in self.plans.items()]
+        with_limits += [(f"auto: {name}", made, self.limits[name]) for name, made in self.chosen.items()]
+        results = {
+            name: compared(predict_problem(made, planning.problem, limits), self.taken[name], cpu_time=cpu_time)
+            for name, made, limits in with_limits
+        }
+        return {"plans": results, "choices": {name: self._choice(name, results) for name in self.chosen}}
+
+    def _choice(self, name: str, results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        chosen = self.chosen[name]
         fit = [
             other
-            for other, made in plans.items()
-            if exact(made) and not shortages(replace(made, caps=chosen[name].caps), limits)
+            for other, made in self.plans.items()
+            if exact(made) and not shortages(replace(made, caps=chosen.caps), self.limits[name])
         ]
         best = min(fit, key=lambda other: results[other]["measured_seconds"]["p50"])
         taken = results[f"auto: {name}"]["measured_seconds"]["p50"]
-        choices[name] = {
-            "strategy": chosen[name].strategy,
-            "tails": sorted(set(chosen[name].tails().values())),
+        return {
+            "strategy": chosen.strategy,
+            "tails": sorted(set(chosen.tails().values())),
             "compared_with": fit,
             "fastest": best,
             "chosen_over_fastest": taken / results[best]["measured_seconds"]["p50"],
         }
-    return {"plans": results, "choices": choices}
+
+
+def run_model(planning: Planning, data: Path, folder: Path, turns: int, *, cpu_time: bool) -> Ran:
+    plans = planning.eight()
+    tight = plans["mixed 1/100"].forecast
+    assert tight is not None
+    few = {place: tight.total(place) for place in ("device", "host")}
+    given = {"everything fits": {}, "little memory": {f"{place}_memory": str(size) for place, size in few.items()}}
+    limits = {"everything fits": MUCH, "little memory": {**MUCH, **few}}
+    chosen = {name: planning.plan(limits[name], **given[name]) for name in given}
+    every = {**plans, **{f"auto: {name}": made for name, made in chosen.items()}}
+    return Ran(plans, chosen, limits, measure(every, data, turns, folder, cpu_time=cpu_time))
 
 
 def main() -> None:
@@ -365,9 +376,9 @@ def main() -> None:
     parser.add_argument("--optimizer", default="rowwise_adagrad")
     parser.add_argument("--scale", type=float, default=0.1, help="size of the tables, of Criteo Kaggle's")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=24)
     parser.add_argument("--prefetch", type=int, default=None, help="steps ahead that far rows are fetched")
-    parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them first")
+    parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them")
     parser.add_argument("--save-hardware", type=Path, default=None, help="keep the measured rates here")
     parser.add_argument("--cpu-time", action="store_true", help="count processor time, for a machine that is shared")
     parser.add_argument("--data", type=Path, default=None, help="keep the made-up data set here")
@@ -382,30 +393,38 @@ def main() -> None:
         run(arguments, data, Path(folder))
 
 
+def measure_machine(arguments: argparse.Namespace, folder: Path) -> Hardware:
+    """One pass; on a GPU, of what these models use: kernels are compiled for every dim, optimizer and precision."""
+    few: dict[str, Any] = {"dims": (DIM,), "optimizers": (arguments.optimizer,), "precisions": ("float32",)}
+    now = time.process_time if arguments.cpu_time else time.perf_counter
+    more = few if arguments.device == "cuda" else {}
+    made = measure_hardware(arguments.device, folder=folder, now=now, passes=1, **more)
+    print(f"measured the machine in {made.took_seconds:.0f} s", flush=True)
+    return made
+
+
 def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
     started = time.perf_counter()
-    if arguments.hardware is not None:
-        hardware = Hardware.load(arguments.hardware)
-    else:
-        now = time.process_time if arguments.cpu_time else time.perf_counter
-        # On a GPU, of what these models use: kernels are compiled for every dim, optimizer and precision.
-        few: dict[str, Any] = {"dims": (DIM,), "optimizers": (arguments.optimizer,), "precisions": ("float32",)}
-        hardware = measure_hardware(
-            arguments.device, folder=data.parent, now=now, **(few if arguments.device == "cuda" else {})
-        )
-        if arguments.save_hardware is not None:
-            hardware.save(arguments.save_hardware)
-        print(f"measured the machine in {hardware.took_seconds:.0f} s", flush=True)
+    given = arguments.hardware
+    passes = [measure_machine(arguments, data.parent) if given is None else Hardware.load(given)]
     known = find_lookups(Schema.load(data), data, None)
     shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer, prefetch=arguments.prefetch)
     models = {
         "rmc2": replace(shared, model="rmc2"),
         "small MLPs": replace(shared, model="dlrm", dim=DIM, bottom=(64,), top=(64,)),
     }
+    ran = {}
+    for name, config in models.items():
+        planning = Planning(data, known, config, middle_of(passes))
+        ran[name] = run_model(planning, data, folder / "sides", arguments.turns, cpu_time=arguments.cpu_time)
+        if given is None:
+            passes.append(measure_machine(arguments, data.parent))
+    hardware = middle_of(passes)
+    if arguments.save_hardware is not None:
+        hardware.save(arguments.save_hardware)
     results = {}
     for name, config in models.items():
-        planning = Planning(data, known, config, hardware)
-        found = of_model(planning, data, folder / "sides", arguments.turns, cpu_time=arguments.cpu_time)
+        found = ran[name].results(Planning(data, known, config, hardware), cpu_time=arguments.cpu_time)
         results[name] = found
         show(name, found["plans"])
         for what, choice in found["choices"].items():
@@ -429,11 +448,12 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
             "worst_plan": worst,
             "clock": "processor time" if arguments.cpu_time else "wall clock",
             "threads": torch.get_num_threads(),
-            "hardware_seconds": hardware.took_seconds,
+            "hardware_seconds": [one.took_seconds for one in passes],
             "seconds": time.perf_counter() - started,
         },
-        notes="plans run as training runs them, each alone, several times; medians. Steps are compared with "
-        "what overlaps (processor time: with the sum of stages). A lookup waits for rows that are fetched meanwhile.",
+        notes="plans run as training runs them, each alone, several times; medians. The machine is measured before, "
+        "between and after the models, and the middle counts. Steps are compared with what overlaps (processor time: "
+        "with the sum of stages).",
     )
 
 

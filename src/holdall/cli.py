@@ -102,7 +102,7 @@ def hardware(
     disk: Path = Path("."),
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Measure this machine, once, in about a minute: what rows, copies and layers take. Plans are made from it.
+    """Measure this machine, once, in a minute or two: what rows, copies and layers take. Plans are made from it.
 
     A GPU takes a few minutes, most of them to compile kernels.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan import ROUNDS, STEPS_A_TURN, Planning, compared, measure, of_model
+from benchmarks.plan import ROUNDS, STEPS_A_TURN, Planning, compared, measure, run_model
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.placement.planner import PlanConfig, find_lookups
 from holdall.schema import Schema
@@ -43,7 +43,7 @@ def test_eight_plans_run_one_after_the_other(clicks: Path, tmp_path: Path) -> No
 def test_what_auto_chooses_is_compared_with_exact_plans_that_fit(clicks: Path, tmp_path: Path) -> None:
     base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
     planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
-    found = of_model(planning, clicks, tmp_path / "sides", 1, cpu_time=True)
+    found = run_model(planning, clicks, tmp_path / "sides", 1, cpu_time=True).results(planning, cpu_time=True)
     assert set(found["choices"]["everything fits"]["compared_with"]) == set(found["plans"]) - {
         "fpd",
         "el-rec",

@@ -86,7 +86,7 @@ def hardware_here(given: Path | None) -> Hardware:
     from holdall.placement.measure import measure_hardware
 
     print(
-        f"this machine was not measured yet: measuring it now, about a minute (a GPU: a few), into {kept}",
+        f"this machine was not measured yet: measuring it now, a minute or two (a GPU: a few), into {kept}",
         file=sys.stderr,
     )
     measured = measure_hardware()
