@@ -58,7 +58,7 @@ DIM = 16
 STEPS_A_TURN = 4
 WARM_TURNS = 3
 """Turns that do not count: rooms grow, pages come into memory, steps are captured."""
-ROUNDS = 4
+ROUNDS = 6
 """How often a plan is run alone, with some of its turns: what others do on the machine comes and goes."""
 LEAD_STEPS = 6
 """Steps of a GPU before those of a turn: they take what was made ready while nobody asked."""
@@ -265,8 +265,8 @@ def measure(
     kind = SideOnGpu if on_gpu else Side
     found: dict[str, Taken] = {}
     for number in range(ROUNDS):
-        for place, (name, made) in enumerate(plans.items()):
-            side = kind(made, train, folder / f"{number}-{place}", cpu_time=cpu_time)
+        for name in list(plans) if number % 2 == 0 else reversed(list(plans)):
+            side = kind(plans[name], train, folder / str(number) / name.replace("/", " of "), cpu_time=cpu_time)
             side.run(-(-turns // ROUNDS))
             before = found[name].steps if number else []
             found[name] = Taken(before + side.steps, side.stages(), side.losses)
