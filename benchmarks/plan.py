@@ -365,8 +365,16 @@ def run_model(planning: Planning, data: Path, folder: Path, turns: int, *, cpu_t
     given = {"everything fits": {}, "little memory": {f"{place}_memory": str(size) for place, size in few.items()}}
     limits = {"everything fits": MUCH, "little memory": {**MUCH, **few}}
     chosen = {name: planning.plan(limits[name], **given[name]) for name in given}
-    every = {**plans, **{f"auto: {name}": made for name, made in chosen.items()}}
-    return Ran(plans, chosen, limits, measure(every, data, turns, folder, cpu_time=cpu_time))
+    others = {f"auto: {name}": made for name, made in chosen.items()}
+    twins = {name: twin for name, made in others.items() for twin in plans if same_plan(made, plans[twin])}
+    every = {**plans, **{name: made for name, made in others.items() if name not in twins}}
+    taken = measure(every, data, turns, folder, cpu_time=cpu_time)
+    return Ran(plans, chosen, limits, {**taken, **{name: taken[twin] for name, twin in twins.items()}})
+
+
+def same_plan(one: Plan, other: Plan) -> bool:
+    """Whether they run alike, so that what is measured of one holds for the other."""
+    return (one.tables, one.strategy, one.prefetch) == (other.tables, other.strategy, other.prefetch)
 
 
 def main() -> None:

@@ -44,6 +44,8 @@ def test_what_auto_chooses_is_compared_with_exact_plans_that_fit(clicks: Path, t
     base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
     planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
     found = run_model(planning, clicks, tmp_path / "sides", 1, cpu_time=True).results(planning, cpu_time=True)
+    device, auto = found["plans"]["device"], found["plans"]["auto: everything fits"]
+    assert auto["measured_seconds"] == device["measured_seconds"]  # the same plan, measured once
     assert set(found["choices"]["everything fits"]["compared_with"]) == set(found["plans"]) - {
         "fpd",
         "el-rec",
