@@ -1,6 +1,6 @@
 """Does the planner's forecast hold? Predicted against measured step time, for eight plans of different shape.
 
-    python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 24]
+    python -m benchmarks.plan [--device cuda] [--batch-size 2048] [--scale 0.1] [--turns 40]
 
 The machine is measured, and nothing else is fitted: no number of a plan's own run enters its forecast. As others may
 use it too, it is measured before, between and after the models, and the middle counts. Plans run as `holdall train
@@ -58,7 +58,7 @@ DIM = 16
 STEPS_A_TURN = 4
 WARM_TURNS = 3
 """Turns that do not count: rooms grow, pages come into memory, steps are captured."""
-ROUNDS = 6
+ROUNDS = 10
 """How often a plan is run alone, with some of its turns: what others do on the machine comes and goes."""
 LEAD_STEPS = 6
 """Steps of a GPU before those of a turn: they take what was made ready while nobody asked."""
@@ -384,7 +384,7 @@ def main() -> None:
     parser.add_argument("--optimizer", default="rowwise_adagrad")
     parser.add_argument("--scale", type=float, default=0.1, help="size of the tables, of Criteo Kaggle's")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--turns", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--prefetch", type=int, default=None, help="steps ahead that far rows are fetched")
     parser.add_argument("--hardware", type=Path, default=None, help="rates to use instead of measuring them")
     parser.add_argument("--save-hardware", type=Path, default=None, help="keep the measured rates here")
