@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from holdall.batch import Ids, features_at
 from holdall.dense_pack import DensePack, FusedLookup, PackedLookup
 from holdall.eager import eager
-from holdall.errors import ConfigError, IdError, did_you_mean
-from holdall.id_bounds import all_below
+from holdall.errors import ConfigError, did_you_mean
+from holdall.id_bounds import check_feature, check_ids
 from holdall.kernels.path import takes_triton
 from holdall.placed_lookup import PlacedLookup, Placement
 from holdall.tables import Dense, Method, Table
 from holdall.tables.dense import DenseTable
-from holdall.tables.table import check_offsets
 
 
 class EmbeddingBags(nn.Module):
@@ -384,36 +383,11 @@ class EmbeddingBags(nn.Module):
         Reads the ids, so a batch should be checked on the host, before it is copied to a device; ids that are already
         on a device are not read back.
         """
-        if ids.num_features != self.num_features:
-            raise IdError(f"the batch has ids of {ids.num_features} features, the model has {self.num_features}")
-        if ids.values.device.type != "cpu":
-            return
-        if ids.offsets is None:
-            if all_below(ids.values, self._limits):
-                return
-        else:
-            if (ids.offsets.numel() - 1) % self.num_features:
-                raise IdError(
-                    f"a batch of {self.num_features} features needs F * B + 1 offsets, not {ids.offsets.numel()}"
-                )
-            check_offsets(ids.offsets, ids.values.numel(), include_last=True)
-        for position in range(self.num_features):
-            self._check_feature(ids, position)
+        check_ids(ids, list(self.features), self._limits)
 
     @eager
     def _check_feature(self, ids: Ids, position: int) -> None:
-        if ids.values.device.type != "cpu":
-            return
-        feature, limit = list(self.features)[position], int(self._limits[position])
-        values, offsets, _ = ids.bag(position)
-        wrong = ((values < 0) | (values >= limit)).nonzero()
-        if wrong.numel():
-            place = int(wrong[0])
-            sample = place if offsets is None else int(torch.searchsorted(offsets, place, right=True)) - 1
-            raise IdError(
-                f"feature '{feature}' has id {int(values[place])} but its table has {limit} rows "
-                f"(sample {sample} of the batch): ids go from 0 to {limit - 1}"
-            )
+        check_feature(ids, position, list(self.features)[position], int(self._limits[position]))
 
     def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingBags:
         super()._apply(fn, recurse)

@@ -5,7 +5,7 @@ Shapes: B samples, F features, N dense columns, L lookups in all.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -45,14 +45,15 @@ class Ids:
         return self.values[start:end], bounds - bounds[0], weights
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Ids:
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+        return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> Ids:
+        """The same with each of its tensors changed."""
         return replace(
             self,
-            values=self.values.to(device, non_blocking=non_blocking),
-            offsets=move(self.offsets),
-            weights=move(self.weights),
+            values=change(self.values),
+            offsets=None if self.offsets is None else change(self.offsets),
+            weights=None if self.weights is None else change(self.weights),
         )
 
 
@@ -101,17 +102,7 @@ class Batch:
 
     def empty_like(self) -> Batch:
         """One of the same shapes and types, in the same place, that holds nothing yet."""
-        ids = self.ids
-        return Batch(
-            torch.empty_like(self.dense),
-            replace(
-                ids,
-                values=torch.empty_like(ids.values),
-                offsets=None if ids.offsets is None else torch.empty_like(ids.offsets),
-                weights=None if ids.weights is None else torch.empty_like(ids.weights),
-            ),
-            torch.empty_like(self.label),
-        )
+        return Batch(torch.empty_like(self.dense), self.ids.each(torch.empty_like), torch.empty_like(self.label))
 
     def fill(self, other: Batch) -> None:
         """Copy the numbers of another batch of the same shapes over these."""

@@ -115,7 +115,8 @@ class PackedLookup(torch.autograd.Function):
         ctx.save_for_backward(rows, offsets, weights)
         dtype = pack.vector_dtype or pack.storage.dtype
         if offsets is None:
-            return (_pinned_rows if pack.pins_vectors else _rows)(pack.storage, rows).to(dtype)
+            found = _pinned_rows(pack.storage, rows) if pack.pins_vectors else F.embedding(rows, pack.storage)
+            return found.to(dtype)
         mode = "mean" if mean else "sum"
         weights = None if weights is None else weights.to(pack.storage.dtype)
         return F.embedding_bag(
@@ -136,12 +137,8 @@ class PackedLookup(torch.autograd.Function):
         return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
 
 
-def _rows(storage: Tensor, rows: Tensor) -> Tensor:
-    return F.embedding(rows, storage)
-
-
 def _pinned_rows(storage: Tensor, rows: Tensor) -> Tensor:
-    """The same in memory that is taken from the system once, and not anew for every step."""
+    """`F.embedding` into memory that is taken from the system once, and not anew for every step."""
     found = torch.empty(rows.numel(), storage.shape[1], dtype=storage.dtype, pin_memory=True)
     torch.index_select(storage, 0, rows.reshape(-1), out=found)
     return found.view(*rows.shape, storage.shape[1])

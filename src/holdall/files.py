@@ -82,7 +82,7 @@ def read_json(path: Path, *, format: str, version: int, error: type[HoldallError
     except FileNotFoundError:
         raise error(f"{path} does not exist: is {path.parent} a {format} folder?") from None
     except (OSError, ValueError) as cause:
-        raise error(f"{path} cannot be read as JSON ({cause})") from cause
+        raise error(f"{path} cannot be read as JSON ({cause}): make it or copy it again") from cause
     if not isinstance(document, dict) or document.get("format") != format:
         found = document.get("format") if isinstance(document, dict) else type(document).__name__
         raise error(f"{path} is not a {format} document (format: {found!r})")

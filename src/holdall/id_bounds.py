@@ -1,18 +1,56 @@
-"""Whether all ids of a batch are rows of their tables, found out in one pass over them."""
+"""All ids of a batch are rows of their tables, or an error names the feature, the id and the sample."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
+
+from holdall.batch import Ids
+from holdall.errors import IdError
+from holdall.tables.table import check_offsets
 
 Array = npt.NDArray[Any]
 
 FOLDED = 64
 """Samples that are compared side by side where the ids of a sample lie together: a few features are too short a line
 for the processor to work on many at a time. 16,384 samples of 26 features take 0.13 ms instead of 0.57, on one core."""
+
+
+def check_ids(ids: Ids, features: Sequence[str], limits: Tensor) -> None:
+    """Raise `IdError` unless every id, on the host, is 0 or more and below the limit of its feature [F]."""
+    if ids.num_features != len(features):
+        raise IdError(f"the batch has ids of {ids.num_features} features, the model has {len(features)}")
+    if ids.values.device.type != "cpu":
+        return
+    if ids.offsets is None:
+        if all_below(ids.values, limits):
+            return
+    else:
+        if (ids.offsets.numel() - 1) % len(features):
+            raise IdError(f"a batch of {len(features)} features needs F * B + 1 offsets, not {ids.offsets.numel()}")
+        check_offsets(ids.offsets, ids.values.numel(), include_last=True)
+    for position, feature in enumerate(features):
+        check_feature(ids, position, feature, int(limits[position]))
+
+
+def check_feature(ids: Ids, position: int, feature: str, limit: int) -> None:
+    """The same for one feature of a batch."""
+    if ids.values.device.type != "cpu":
+        return
+    values, offsets, _ = ids.bag(position)
+    wrong = ((values < 0) | (values >= limit)).nonzero()
+    if wrong.numel():
+        place = int(wrong[0])
+        sample = place if offsets is None else int(torch.searchsorted(offsets, place, right=True)) - 1
+        raise IdError(
+            f"feature '{feature}' has id {int(values[place])} but its table has {limit} rows "
+            f"(sample {sample} of the batch): ids go from 0 to {limit - 1}"
+        )
 
 
 def all_below(values: Tensor, limits: Tensor) -> bool:

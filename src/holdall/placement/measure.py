@@ -84,21 +84,15 @@ def measure_hardware(
     started = time.perf_counter()
     place = torch.device(device_kind(device))
     keep_freed_memory()
+    clock = Clock(place, repeats, now=now)
+    table_bytes = min(table_bytes, available_memory()["host"] // 8)
     found = []
-    for number in range(1, passes + 1):
-        which = "" if passes == 1 else f" ({number} of {passes})"
-        found.append(
-            _measure(
-                Clock(place, repeats, now=now),
-                Path(folder),
-                disk_bytes,
-                min(table_bytes, available_memory()["host"] // 8),
-                lambda stage, which=which: note(stage + which),  # type: ignore[misc]
-                dims,
-                optimizers,
-                precisions,
-            )
-        )
+    for number in range(passes):
+
+        def tell(stage: str, which: str = f" ({number + 1} of {passes})" if passes > 1 else "") -> None:
+            note(stage + which)
+
+        found.append(_measure(clock, Path(folder), disk_bytes, table_bytes, tell, dims, optimizers, precisions))
     return replace(middle_of(found), took_seconds=time.perf_counter() - started)
 
 

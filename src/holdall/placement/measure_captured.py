@@ -1,5 +1,5 @@
-"""What steps of a GPU cost its host (`Captured`): that of the code that trains, on batches so small that nothing else
-shows, and with all its threads, since they take turns with the interpreter.
+"""What steps of a GPU cost its host (`Captured`): of the code that trains, with all its threads, since they take turns
+with the interpreter, and of a model so small that the device waits for its host.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None, hidd
     return config.build(schema, device=clock.device, dense_device=dense_device)
 
 
-def _ids(samples: int, rows: int, far: float) -> Array:
-    """Of all steps: a share `far` of them is not hot."""
+def _ids(samples: int, rows: int, far: float, steps: int = NUM_STEPS) -> Array:
+    """Of so many steps: a share `far` of them is not hot."""
     generator = np.random.default_rng(5)
-    shape = (NUM_STEPS * samples, FEATURES)
+    shape = (steps * samples, FEATURES)
     if far == 1.0:
         return generator.integers(rows, size=shape, dtype=np.int32)
     cold = generator.random(shape, dtype=np.float32) < far
@@ -179,7 +179,7 @@ def _copied_work() -> list[tuple[float, float]]:
     """Lookups and different far rows of a batch of each size."""
     found = []
     for samples, far in COPIED:
-        batch = _ids(samples, COPIED_ROWS, far)[:samples]
+        batch = _ids(samples, COPIED_ROWS, far, steps=1)
         rows = sum(int((np.unique(column) >= _num_hot(far)).sum()) for column in batch.T)
         found.append((float(batch.size), float(rows)))
     return found
@@ -202,7 +202,7 @@ def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, 
     return seconds
 
 
-def _host_seconds(steps: Iterator[object], now: Callable[[], float] = time.perf_counter) -> float:
+def _host_seconds(steps: Iterator[object]) -> float:
     """Seconds of a step, in the median turn of those that count."""
     warm, turns, size = STEPS
     for _ in range(warm):
@@ -210,10 +210,10 @@ def _host_seconds(steps: Iterator[object], now: Callable[[], float] = time.perf_
     torch.cuda.synchronize()
     taken = []
     for _ in range(turns):
-        start = now()
+        start = time.perf_counter()
         for _ in range(size):
             next(steps)
-        taken.append((now() - start) / size)
+        taken.append((time.perf_counter() - start) / size)
     for _ in steps:
         pass
     return float(np.median(taken))
