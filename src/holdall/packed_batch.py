@@ -33,11 +33,11 @@ class PackedBatch(Batch):
     def empty_like(self) -> PackedBatch:
         return _views(torch.empty_like(self.memory), self.parts, self.ids.num_features)
 
-    def fill(self, other: Batch) -> None:
+    def fill(self, other: Batch, non_blocking: bool = False) -> None:
         if isinstance(other, PackedBatch) and other.parts == self.parts:
-            self.memory.copy_(other.memory)
+            self.memory.copy_(other.memory, non_blocking=non_blocking)
         else:
-            super().fill(other)
+            super().fill(other, non_blocking)
 
 
 def packed(batch: Batch, *, pin: bool = False) -> PackedBatch:

@@ -90,6 +90,17 @@ def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Pa
     assert pack.moves is not None
 
 
+@pytest.mark.parametrize("cuda_graph", ["auto", "off"])
+def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, cuda_graph: str) -> None:
+    (tmp_path / "run").mkdir()
+    config = replace(SPLIT, prefetch=2, fetch_by="kernel", cuda_graph=cuda_graph)  # type: ignore[arg-type]
+    trainer = Trainer(clicks, tmp_path / "run", config, quiet=True)
+    trainer.run()
+    (pack,) = trainer.strategy.tiers.packs
+    num_graphs = pack.moves.launches.num_graphs
+    assert num_graphs >= 25 if cuda_graph == "auto" else num_graphs == 0  # five of each of five rooms
+
+
 def test_a_kernel_cannot_reach_the_disk(clicks: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--fetch-by kernel cannot be had, the rows are on disk"):
         train(clicks, tmp_path / "run", replace(SPLIT, fetch_by="kernel", tail="disk"), quiet=True)

@@ -40,7 +40,8 @@ def check_find(batch: int, seed: int, device: str, *, transposed: bool = False) 
     for spare in (0, 5):
         found = torch.full((rows.numel() + spare,), -7, device=device)
         placed = torch.full((batch, len(SIZES)), -7, dtype=torch.int32, device=device)
-        counts = far_rows_triton.find(ids, info, placed, found, num_far + spare, num_hot)
+        counts = torch.full((3,), -7, dtype=torch.int32, device=device)
+        far_rows_triton.find(ids, info, placed, found, counts, num_far + spare, num_hot)
         assert counts.tolist() == [num_far, rows.numel(), 0]
         assert torch.equal(found[: rows.numel()], rows)
         assert bool((found[rows.numel() :] == NOBODY).all())
@@ -54,11 +55,12 @@ def check_too_many(device: str) -> None:
     expected, _, num_far = far_rows.find(ids, info, sum(HOT))
     guarded = torch.full((20,), -7, device=device)
     located = torch.empty(60, len(SIZES), dtype=torch.int32, device=device)
-    counts = far_rows_triton.find(ids, info, located, guarded[:10], num_far, sum(HOT))
+    counts = torch.full((3,), -7, dtype=torch.int32, device=device)
+    far_rows_triton.find(ids, info, located, guarded[:10], counts, num_far, sum(HOT))
     assert counts.tolist()[:2] == [num_far, expected.numel()]
     assert torch.equal(guarded[:10], expected[:10])
     assert guarded[10:].tolist() == [-7] * 10
-    counts = far_rows_triton.find(ids, info, located, guarded[:10], 30, sum(HOT))
+    far_rows_triton.find(ids, info, located, guarded[:10], counts, 30, sum(HOT))
     assert int(counts[0]) == num_far
     assert guarded[10:].tolist() == [-7] * 10
 
@@ -134,9 +136,8 @@ def check_held(device: str) -> None:
         rows = padded(280, 290)
         counts = torch.tensor([280, 280, 0], dtype=torch.int32, device=device)
         expected = far_rows.held_by(rows, others)
-        found = far_rows_triton.held_by(rows, counts, others)
-        assert found is not None
+        found = torch.full_like(rows, -7)
+        far_rows_triton.held_by(rows, counts, others, found)
         assert torch.equal(found, expected)
         assert counts.tolist() == [280, 280, int((expected >= 0).sum())]
         assert int((expected >= 0).sum()) > 0
-    assert far_rows_triton.held_by(rows, counts, []) is None

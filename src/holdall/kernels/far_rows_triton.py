@@ -196,16 +196,18 @@ def _take_kernel(  # type: ignore[no-untyped-def]
     tl.store(storage + here[:, None] * width + column[None, :], bits, mask=mask)
 
 
-def find(ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, num_listed: int, num_hot: int) -> Tensor:
+def find(
+    ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, counts: Tensor, num_listed: int, num_hot: int
+) -> None:
     """Find the distinct far rows of a batch, and where every lookup finds its row.
 
     As `far_rows.find`, for places `ids` [T, B], without waiting: `located` [B, T] is filled, with the room starting at
-    row `num_hot` of the storage; `rows` [C] int64 gets the distinct far rows, ascending, then NOBODY. Returns counts
-    [3] int32 on the device: far lookups, of which `num_listed` can be dealt with; distinct far rows among those, of
+    row `num_hot` of the storage; `rows` [C] int64 gets the distinct far rows, ascending, then NOBODY. `counts` [3]
+    int32 on the device gets far lookups, of which `num_listed` can be dealt with; distinct far rows among those, of
     which C can; and 0.
     """
     num_tables, num_lookups = ids.shape[0], ids.numel()
-    counts = torch.zeros(3, dtype=torch.int32, device=ids.device)
+    counts.zero_()
     far_rows = torch.full((num_listed,), NOBODY, dtype=torch.int64, device=ids.device)
     far_lookups = torch.empty_like(far_rows)
     rows.fill_(NOBODY)
@@ -215,7 +217,7 @@ def find(ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, num_listed: i
             BLOCK=1024,
         )  # fmt: skip
     if num_listed == 0:
-        return counts
+        return
     ordered, order = torch.sort(far_rows)
     is_first = torch.ones_like(ordered)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
@@ -225,15 +227,13 @@ def find(ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, num_listed: i
             ordered, order, places, far_lookups, rows, located, counts, num_listed, rows.numel(), num_hot,
             NOBODY=NOBODY, BLOCK=256,
         )  # fmt: skip
-    return counts
 
 
-def held_by(rows: Tensor, counts: Tensor, others: Sequence[tuple[int, Tensor]]) -> Tensor | None:
-    """As `far_rows.held_by`, for sets as `find` leaves them; also counts the rows that others hold, as the third of
-    `counts`. None where there are no others."""
-    if not others or rows.numel() == 0:
-        return None
-    source = torch.empty_like(rows)
+def held_by(rows: Tensor, counts: Tensor, others: Sequence[tuple[int, Tensor]], source: Tensor) -> None:
+    """As `far_rows.held_by`, for sets as `find` leaves them, into `source` [C]; also counts the rows that others hold,
+    as the third of `counts`. There must be others."""
+    if rows.numel() == 0:
+        return
     for number, (room, held) in enumerate(others):
         with _turns:
             _held_kernel[(triton.cdiv(rows.numel(), 256),)](
@@ -250,7 +250,6 @@ def held_by(rows: Tensor, counts: Tensor, others: Sequence[tuple[int, Tensor]]) 
                 STEPS=held.numel().bit_length(),
                 BLOCK=256,
             )
-    return source
 
 
 def move(

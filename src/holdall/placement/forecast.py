@@ -17,6 +17,8 @@ from holdall.training.optimizers import _new_slots
 
 FIND_BYTES = 34
 """Bytes a lookup that telling far rows from hot ones takes at most: row numbers, places and marks."""
+NOTED_BYTES = 16
+"""Bytes a place of a room that a GPU keeps of it: the row's number, and who holds it (`kernel_moves.Notes`)."""
 
 
 def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Plan:
@@ -84,16 +86,27 @@ def crowding_of(hot_share: float) -> float:
     return 1 / max(1 - hot_share, 1e-3)
 
 
+def room_rows(staging: Mapping[str, int]) -> int:
+    """Rows of a room of the `TieredPack` of every kind of tail, made ready for its far rows of a step (`staging`)."""
+    return sum(rows + rows // 4 + 16 for rows in staging.values())
+
+
 def staging_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:
-    """The rooms of the `TieredPack` of every kind of tail, made ready for its far rows of a step (`staging`), and one
-    more each for evaluation."""
-    room_rows = sum(rows + rows // 4 + 16 for rows in staging.values())
-    return (rooms_for(prefetch) + 1) * room_rows * (problem.row_bytes + problem.state_bytes)
+    """The rooms, and one more for evaluation."""
+    return (rooms_for(prefetch) + 1) * room_rows(staging) * (problem.row_bytes + problem.state_bytes)
 
 
-def find_bytes(problem: Problem) -> int:
-    """What telling far rows from hot ones takes on the device, in a step."""
-    return FIND_BYTES * math.ceil(sum(problem.batch_lookups(name) for name in problem.tables))
+def find_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:
+    """What telling far rows from hot ones takes on the device, in a step. A GPU keeps the batch of every room too, and
+    where its lookups find their rows."""
+    if not staging:
+        return 0
+    lookups = math.ceil(sum(problem.batch_lookups(name) for name in problem.tables))
+    kept = 0
+    if problem.hardware.device != "cpu":
+        batch = lookups + problem.batch_size * (problem.num_dense + 1)
+        kept = rooms_for(prefetch) * (4 * (batch + lookups) + NOTED_BYTES * room_rows(staging))
+    return FIND_BYTES * lookups + kept
 
 
 def staging_rows(problem: Problem, tables: Sequence[TablePlan], crowding: float = 1.0) -> dict[str, int]:
@@ -168,9 +181,7 @@ def memory(
             found[tier]["table_state"] += parts.state
             found[tier]["table_buffers"] += parts.buffers
     room = staging_bytes(problem, staging, plan.prefetch)
-    step = problem.work.step_bytes(problem.batch_size)
-    if staging:
-        step += find_bytes(problem)
+    step = problem.work.step_bytes(problem.batch_size) + find_bytes(problem, staging, plan.prefetch)
     found["device"] |= {
         "staging": room,
         "dense": problem.work.parameter_bytes,

@@ -140,7 +140,7 @@ def compressed_table(name: str, rows: int, method: Method, hot_rows: int = 0) ->
 def device_bytes(problem: Problem, prefetch: int, compressed: Sequence[TablePlan], staging: Mapping[str, int]) -> int:
     """What the device holds beside dense rows: as `forecast.memory` counts it."""
     total = staging_bytes(problem, staging, prefetch) + problem.work.parameter_bytes + problem.work.state_bytes
-    total += problem.work.step_bytes(problem.batch_size) + (find_bytes(problem) if staging else 0)
+    total += problem.work.step_bytes(problem.batch_size) + find_bytes(problem, staging, prefetch)
     return total + sum(
         compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer).total for table in compressed
     )

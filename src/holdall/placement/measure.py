@@ -351,4 +351,5 @@ def _finding(values: Tensor, info: Tensor, far: int) -> Callable[[], Any]:
 
     located = torch.empty(values.shape[1], values.shape[0], dtype=torch.int32, device=values.device)
     rows = torch.empty(max(16, far), dtype=torch.int64, device=values.device)
-    return lambda: far_rows_triton.find(values, info, located, rows, far + 16, 5)
+    counts = torch.empty(3, dtype=torch.int32, device=values.device)
+    return lambda: far_rows_triton.find(values, info, located, rows, counts, far + 16, 5)

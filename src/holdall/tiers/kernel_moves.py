@@ -3,16 +3,20 @@
 The host's memory is locked in its place for that (`pinned`), all of it. What a step's rows are, whether another room
 holds them, fetching and sending them back are then a dozen launches that wait for nothing; the host reads one thing
 back, some steps later: how many rows there were, and so whether they fitted. See `holdall.kernels.far_rows_triton`.
+
+What a step notes of its rows is where that of the last step in its room was, so that the launches can be replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from holdall.batch import features_at
 from holdall.errors import ConfigError
 from holdall.kernels.far_rows import NOBODY, Initial
 from holdall.kernels.path import HAS_TRITON, INTERPRETED
@@ -22,6 +26,7 @@ from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
 from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
 from holdall.tiers.pinned import pin
+from holdall.tiers.replayed import Replayed, where
 from holdall.tiers.working_set import KernelSet, WorkingSet
 
 if TYPE_CHECKING:
@@ -29,6 +34,18 @@ if TYPE_CHECKING:
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Types of rows that the kernels move."""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is known of the rows of a step, in memory of its room."""
+
+    rows: Tensor
+    located: Tensor
+    counts: Tensor
+    source: Tensor
+    seen: Tensor
+    """As in `KernelSet`."""
 
 
 class KernelMoves:
@@ -44,6 +61,9 @@ class KernelMoves:
         if isinstance(pack.far, LazyRows):
             self._initial = _initial(pack.far.beginnings, pack.device)
         self._info: dict[tuple[str, ...], Tensor] = {}
+        self._notes: dict[int, Notes] = {}
+        """By room."""
+        self.launches = Replayed(pack.device)
         self.pin()
 
     def pin(self) -> None:
@@ -56,20 +76,52 @@ class KernelMoves:
             pin(self.pack.far.touched, self.pack.far)
 
     def find(
-        self, places: Tensor, names: Sequence[str], columns: tuple[Tensor, Tensor, Tensor], room: int
+        self,
+        values: Tensor,
+        positions: Sequence[int],
+        names: Sequence[str],
+        columns: tuple[Tensor, Tensor, Tensor],
+        room: int,
     ) -> KernelSet:
-        """The working set of places [P, B] of these tables; `columns` as `TieredPack.column_tensors` gives them."""
+        """The working set of a batch; `names` are the tables of the features at `positions` of values [F, B], which are
+        places, and `columns` as `TieredPack.column_tensors` gives them."""
         from holdall.kernels import far_rows_triton
 
         pack, key = self.pack, tuple(names)
         if key not in self._info:
             self._info[key] = torch.stack(columns, dim=1).contiguous()
-        rows = torch.empty(pack.room_rows, dtype=torch.int64, device=pack.device)
+        info, first, num_listed = self._info[key], pack.num_hot + room * pack.room_rows, self.num_listed
+        notes = self._notes_of(room, (values.shape[1], len(names)))
+
+        def launch() -> None:
+            places = features_at(values, positions)
+            far_rows_triton.find(places, info, notes.located, notes.rows, notes.counts, num_listed, first)
+
+        what = ("find", where(values, notes.located, notes.rows), values.stride(), key, num_listed, first)
+        self.launches.run(what, launch)
+        return KernelSet(
+            notes.rows,
+            notes.located,
+            names,
+            in_room=True,
+            room=room,
+            counts=notes.counts,
+            num_listed=num_listed,
+            stays=True,
+        )
+
+    def _notes_of(self, room: int, shape: tuple[int, int]) -> Notes:
+        """Those of a room, for a batch [B, P]."""
+        pack = self.pack
         narrow = torch.int32 if pack.storage.shape[0] < 2**31 else torch.int64
-        located = torch.empty(places.shape[1], places.shape[0], dtype=narrow, device=pack.device)
-        first = pack.num_hot + room * pack.room_rows
-        counts = far_rows_triton.find(places, self._info[key], located, rows, self.num_listed, first)
-        return KernelSet(rows, located, names, in_room=True, room=room, counts=counts, num_listed=self.num_listed)
+        notes = self._notes.get(room)
+        if notes is None or notes.rows.numel() != pack.room_rows or notes.located.shape != shape:
+            rows = torch.empty(pack.room_rows, dtype=torch.int64, device=pack.device)
+            located = torch.empty(shape, dtype=narrow, device=pack.device)
+            counts = torch.empty(3, dtype=torch.int32, device=pack.device)
+            seen = torch.empty(3, dtype=torch.int32, pin_memory=counts.is_cuda)
+            self._notes[room] = notes = Notes(rows, located, counts, torch.empty_like(rows), seen)
+        return notes
 
     def of_rows(self, rows: Tensor, num_lookups: int) -> KernelSet:
         """The working set of rows that were found in another way."""
@@ -78,23 +130,38 @@ class KernelMoves:
         counts = torch.tensor([num_lookups, rows.numel(), 0], dtype=torch.int32, device=self.pack.device)
         return KernelSet(padded, counts=counts, num_listed=max(self.num_listed, num_lookups))
 
+    def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
+        """Run the launches of a set, which are named by `what` and depend on nothing else but its tensors."""
+        if working.stays:
+            self.launches.run((what, where(working.rows, working.counts, working.source)), launch)
+        else:
+            launch()
+
     def forward(self, working: KernelSet, newest_first: Sequence[WorkingSet]) -> None:
         """Note which rows other rooms hold."""
         from holdall.kernels import far_rows_triton
 
-        assert working.counts is not None
+        rows, counts = working.rows, working.counts
+        assert counts is not None
         others = [(other.room, other.rows) for other in reversed(newest_first) if other.rows.numel()]
-        working.source = far_rows_triton.held_by(working.rows, working.counts, others)
+        if not others or rows.numel() == 0:
+            return
+        source = self._notes[working.room].source if working.stays else torch.empty_like(rows)
+        what = ("held", where(source, *(held for _, held in others)), tuple(room for room, _ in others))
+        self._launch(what, working, lambda: far_rows_triton.held_by(rows, counts, others, source))
+        working.source = source
 
     def announce(self, working: KernelSet) -> None:
         """Let the host know, when it comes to that, how many rows there are."""
         assert working.counts is not None
-        if working.counts.is_cuda:
-            working.seen = torch.empty(3, dtype=torch.int32, pin_memory=True)
-            working.seen.copy_(working.counts, non_blocking=True)
-            working.counted = torch.cuda.current_stream(self.pack.device).record_event()
+        on_gpu = working.counts.is_cuda
+        if working.stays:
+            working.seen = self._notes[working.room].seen
         else:
-            working.seen = working.counts.clone()
+            working.seen = torch.empty(3, dtype=torch.int32, pin_memory=on_gpu)
+        working.seen.copy_(working.counts, non_blocking=True)
+        if on_gpu:
+            working.counted = torch.cuda.current_stream(self.pack.device).record_event()
 
     def grow(self, working: KernelSet) -> int:
         """Make place for so many far lookups, and say how many rows the room must have."""
@@ -112,33 +179,44 @@ class KernelMoves:
         self._move(working, home=True)
 
     def _move(self, working: KernelSet, *, home: bool) -> None:
+        far, rooms = [far.tensor for far in self.pack.far_rows()], self.pack.room(working)
+        touched = self.pack.far.touched if isinstance(self.pack.far, LazyRows) and home else None
+        what = ("move", home, self.beside_steps, where(touched, *far, *rooms))
+        self._launch(what, working, lambda: self._move_all(far, rooms, touched, working, home=home))
+
+    def _move_all(
+        self, far: list[Tensor], rooms: list[Tensor], touched: Tensor | None, working: KernelSet, *, home: bool
+    ) -> None:
         from holdall.kernels import far_rows_triton
 
         assert working.counts is not None
-        for number, (far, room) in enumerate(zip(self.pack.far_rows(), self.pack.room(working), strict=True)):
-            touched = self.pack.far.touched if isinstance(self.pack.far, LazyRows) and home and number == 0 else None
+        for number, (there, here) in enumerate(zip(far, rooms, strict=True)):
             far_rows_triton.move(
-                _wide(far.tensor),
+                _wide(there),
                 working.rows,
                 working.counts,
-                _wide(room),
+                _wide(here),
                 home=home,
                 source=None if home else working.source,
                 initial=self._initial if number == 0 else None,
-                touched=touched,
+                touched=touched if number == 0 else None,
                 shape=far_rows_triton.BESIDE if self.beside_steps else far_rows_triton.ALONE,
             )
 
     def take(self, working: KernelSet) -> None:
         """Copy the rows that other rooms hold, now that their steps are done."""
+        if working.source is not None:
+            near = self.pack.near_tensors()
+            self._launch(("take", where(*near)), working, lambda: self._take_all(near, working))
+
+    def _take_all(self, near: list[Tensor], working: KernelSet) -> None:
         from holdall.kernels import far_rows_triton
 
-        if working.source is None:
-            return
         assert working.counts is not None
-        for near in self.pack.near_tensors():
+        assert working.source is not None
+        for tensor in near:
             far_rows_triton.take(
-                _wide(near),
+                _wide(tensor),
                 working.source,
                 working.counts,
                 num_hot=self.pack.num_hot,

@@ -62,7 +62,8 @@ class Pipeline:
     """The stages around a training step; see the module's text.
 
     `refresh_every`: after so many steps rows may change places (`Tiers.refresh`), so nothing is fetched across that.
-    `stage(name)` is entered around the stages `find`, `fetch` and `send_back`, on the threads that run them.
+    `stage(name)` is entered around the stages `find`, `fetch` and `send_back`, on the threads that run them. With
+    `graphs`, what a GPU's host launches for far rows is replayed from CUDA graphs, where kernels move all of them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Pipeline:
         consistency: Consistency = "exact",
         *,
         refresh_every: int | None = None,
+        graphs: bool = True,
         stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ):
         num_rooms = min((pack.num_rooms for pack in tiers.packs), default=rooms_for(depth))
@@ -104,10 +106,13 @@ class Pipeline:
         """Sends back the rows of the newest step that is done; those of the others went before."""
         self._broken = False
         """Whether rows could not be taken home, and that was said."""
+        self._moved: dict[int, PackedBatch] = {}
+        """By room the last batch that was copied to a GPU for it; the next one goes where it was."""
         for pack in tiers.packs:
             pack.settle = self.settle
             if pack.moves is not None:
                 pack.moves.beside_steps = depth > 0
+                pack.moves.launches.off = not (graphs and launches_only)  # one thread: none captures beside another
 
     def steps(
         self, batches: Iterator[Batch], check: Callable[[Batch], None], *, first: int = 0
@@ -185,8 +190,9 @@ class Pipeline:
                 step.ready.result()
         with self._stage("find"), _named(step, "finding"), self._timed("find", self._fetch_stream):
             again = step.moved is not None
+            room = step.number % rooms_for(self.depth)
             if step.ready is not None:
-                step.moved = step.ready.result().to(self.device, non_blocking=True)
+                step.moved = self._copied(step.ready.result(), room)
                 step.ready = None
             elif not again:
                 check(step.batch)
@@ -194,10 +200,18 @@ class Pipeline:
             assert step.moved is not None
             near = step.before[: -self.depth - 1 : -1] if self.consistency == "exact" and self.depth else []
             for number, pack in enumerate(self.tiers.packs):
-                room = step.number % rooms_for(self.depth)
                 working = pack.needed(step.moved.ids, self.tiers.bags.features, room=room, again=again)
                 pack.forward(working, [other.sets[number] for other in near])
                 step.sets.append(working)
+
+    def _copied(self, batch: PackedBatch, room: int) -> PackedBatch:
+        """A batch on the device: where the last one of its room was, with which all are done, if it was like this."""
+        there = self._moved.get(room)
+        if there is None or there.parts != batch.parts:
+            there = self._moved[room] = batch.to(self.device, non_blocking=True)
+        else:
+            there.fill(batch, non_blocking=True)
+        return there
 
     def _fetch(self, step: Step) -> None:
         assert step.found is not None

@@ -189,6 +189,9 @@ class TieredPack(DensePack):
         names = [name for name in features.values() if name in self.tables]
         positions = [place for place, name in enumerate(features.values()) if name in self.tables]
         columns = self.column_tensors(names, ids.values.device)
+        if ids.offsets is None and self.moves is not None and self.renumbering is None:
+            self.traffic.lookups += 0 if again else len(names) * ids.batch_size
+            return self.moves.find(ids.values, positions, names, columns, room)
         if ids.offsets is None:
             places = features_at(ids.values, positions)
             starts = columns[2][:, None]
@@ -204,7 +207,7 @@ class TieredPack(DensePack):
                 self.renumbering.count(places, starts)
             places = self.renumbering.places(places, starts)
         if ids.offsets is None and self.moves is not None:
-            return self.moves.find(places, names, columns, room)
+            return self.moves.find(places, range(len(names)), names, columns, room)
         if ids.offsets is None:
             rows, located, num_far = find(places, torch.stack(columns, dim=1), self.num_hot)
             working = WorkingSet(rows, located, names)
@@ -316,6 +319,8 @@ class TieredPack(DensePack):
         """
         if num_rows <= self.room_rows:
             return
+        if self.moves is not None:
+            self.moves.launches.forget()  # they are of the old rooms
         before, self.room_rows = self.room_rows, num_rows + num_rows // 4 + 16
         names, tensors = list(self.slots), self.near_tensors()
         self.storage, self.slots = self.storage[:0].clone(), {}

@@ -48,6 +48,8 @@ class KernelSet(WorkingSet):
     """[3] int32 on the device: far lookups, distinct far rows, rows that other rooms hold."""
     num_listed: int = 0
     """Far lookups that there was place for."""
+    stays: bool = False
+    """Whether its tensors are where those of the next step in its room will be."""
     seen: Tensor | None = None
     """`counts` on the host, once `counted`."""
     counted: Any = None

@@ -227,6 +227,7 @@ class Split(Strategy):
             ahead,
             config.consistency,
             refresh_every=config.refresh_hot,
+            graphs=config.cuda_graph != "off",
             stage=lambda name: self.stages.stage(name, waits=False),
         )
         return model
