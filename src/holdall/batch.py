@@ -104,10 +104,10 @@ class Batch:
         """One of the same shapes and types, in the same place, that holds nothing yet."""
         return Batch(torch.empty_like(self.dense), self.ids.each(torch.empty_like), torch.empty_like(self.label))
 
-    def fill(self, other: Batch, non_blocking: bool = False) -> None:
+    def fill(self, other: Batch) -> None:
         """Copy the numbers of another batch of the same shapes over these."""
         for tensor, source in zip(self.tensors(), other.tensors(), strict=True):
-            tensor.copy_(source, non_blocking=non_blocking)
+            tensor.copy_(source)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         return Batch(

@@ -30,14 +30,19 @@ class PackedBatch(Batch):
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         return _views(self.memory.to(device, non_blocking=non_blocking), self.parts, self.ids.num_features)
 
+    def to_memory(self, memory: Tensor, non_blocking: bool = False) -> PackedBatch:
+        """A copy in memory that has place for it."""
+        taken = memory[: self.memory.numel()]
+        return _views(taken.copy_(self.memory, non_blocking=non_blocking), self.parts, self.ids.num_features)
+
     def empty_like(self) -> PackedBatch:
         return _views(torch.empty_like(self.memory), self.parts, self.ids.num_features)
 
-    def fill(self, other: Batch, non_blocking: bool = False) -> None:
+    def fill(self, other: Batch) -> None:
         if isinstance(other, PackedBatch) and other.parts == self.parts:
-            self.memory.copy_(other.memory, non_blocking=non_blocking)
+            self.memory.copy_(other.memory)
         else:
-            super().fill(other, non_blocking)
+            super().fill(other)
 
 
 def packed(batch: Batch, *, pin: bool = False) -> PackedBatch:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from types import FunctionType
 
 import pytest
 import torch
+from torch import Tensor
 
 from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON, INTERPRETED
@@ -16,8 +19,11 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from holdall.kernels.far_rows_triton import Shape
+from holdall.tiers.kernel_moves import Notes
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
+from holdall.tiers.replayed import Replayed
+from holdall.tiers.working_set import KernelSet
 from holdall.training.optimizers import OptimizerConfig, Optimizers
 from tests.kernels import far_rows_checks as checks
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
@@ -111,6 +117,47 @@ def test_rows_that_change_places_and_calls_between_steps() -> None:
     tiers.flush()
     with tiers.in_order_of_ids():
         assert same(state(model, optimizers), plain("sgd", 10, shift=0.4))
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("depth", [0, 2])
+def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """Launches with the same key have the same numbers and tensors at the same addresses, whatever was freed since."""
+    known: dict[Hashable, Hashable] = {}
+    times: Counter[Hashable] = Counter()
+
+    def run(_: Replayed, key: Hashable, launch: Callable[[], None]) -> None:
+        assert known.setdefault(key, depends_on(launch)) == depends_on(launch)
+        times[key] += 1
+        launch()
+
+    monkeypatch.setattr(Replayed, "run", run)
+    model = build()
+    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(depth), fetch_by="kernel")
+    pipeline = Pipeline(tiers, depth)
+    optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
+    epoch = [batch for size in [16, 16, 16, 16, 7] * 4 for batch in batches(1, size)]
+    for _ in range(3):
+        for _, moved in pipeline.steps(iter(epoch), lambda batch: None):
+            step(model, optimizers, moved)
+            pipeline.finish_step()
+    kinds = Counter(key[0] if isinstance(key[0], str) else key[0][0] for key, count in times.items() if count > 1)
+    assert set(kinds) == ({"find", "move"} if depth == 0 else {"find", "held", "move", "take"})
+
+
+def depends_on(value: object) -> Hashable:
+    """What a closure, a working set or a collection comes to: numbers, and where its tensors are."""
+    if isinstance(value, Tensor):
+        return value.data_ptr(), value.shape, value.stride()
+    if isinstance(value, FunctionType):
+        return tuple(depends_on(cell.cell_contents) for cell in value.__closure__ or ())
+    if isinstance(value, KernelSet):
+        return depends_on([value.rows, value.counts, value.source, value.room])
+    if isinstance(value, Notes):
+        return depends_on([value.rows, value.counts, value.source])
+    if isinstance(value, list | tuple):
+        return tuple(map(depends_on, value))
+    return value if isinstance(value, int | str) else type(value)
 
 
 def test_rooms_that_have_no_place_yet() -> None:

@@ -42,10 +42,11 @@ class Notes:
 
     rows: Tensor
     located: Tensor
+    """[L], for the lookups of the largest batch so far."""
     counts: Tensor
     source: Tensor
     seen: Tensor
-    """As in `KernelSet`."""
+    """The others as in `KernelSet`."""
 
 
 class KernelMoves:
@@ -91,17 +92,19 @@ class KernelMoves:
         if key not in self._info:
             self._info[key] = torch.stack(columns, dim=1).contiguous()
         info, first, num_listed = self._info[key], pack.num_hot + room * pack.room_rows, self.num_listed
-        notes = self._notes_of(room, (values.shape[1], len(names)))
+        samples = values.shape[1]
+        notes = self._notes_of(room, samples * len(names))
+        located = notes.located[: samples * len(names)].view(samples, len(names))
 
         def launch() -> None:
             places = features_at(values, positions)
-            far_rows_triton.find(places, info, notes.located, notes.rows, notes.counts, num_listed, first)
+            far_rows_triton.find(places, info, located, notes.rows, notes.counts, num_listed, first)
 
-        what = ("find", where(values, notes.located, notes.rows), values.stride(), key, num_listed, first)
-        self.launches.run(what, launch)
+        what = ("find", key, tuple(positions), values.stride(), num_listed, first)
+        self.launches.run((what, where(values, located, notes.rows, notes.counts)), launch)
         return KernelSet(
             notes.rows,
-            notes.located,
+            located,
             names,
             in_room=True,
             room=room,
@@ -110,14 +113,14 @@ class KernelMoves:
             stays=True,
         )
 
-    def _notes_of(self, room: int, shape: tuple[int, int]) -> Notes:
-        """Those of a room, for a batch [B, P]."""
+    def _notes_of(self, room: int, num_lookups: int) -> Notes:
+        """Those of a room, with place for so many lookups."""
         pack = self.pack
-        narrow = torch.int32 if pack.storage.shape[0] < 2**31 else torch.int64
         notes = self._notes.get(room)
-        if notes is None or notes.rows.numel() != pack.room_rows or notes.located.shape != shape:
+        if notes is None or notes.rows.numel() != pack.room_rows or notes.located.numel() < num_lookups:
+            narrow = torch.int32 if pack.storage.shape[0] < 2**31 else torch.int64
             rows = torch.empty(pack.room_rows, dtype=torch.int64, device=pack.device)
-            located = torch.empty(shape, dtype=narrow, device=pack.device)
+            located = torch.empty(num_lookups, dtype=narrow, device=pack.device)
             counts = torch.empty(3, dtype=torch.int32, device=pack.device)
             seen = torch.empty(3, dtype=torch.int32, pin_memory=counts.is_cuda)
             self._notes[room] = notes = Notes(rows, located, counts, torch.empty_like(rows), seen)
@@ -131,9 +134,9 @@ class KernelMoves:
         return KernelSet(padded, counts=counts, num_listed=max(self.num_listed, num_lookups))
 
     def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
-        """Run the launches of a set, which are named by `what` and depend on nothing else but its tensors."""
+        """Run the launches of a set, which are named by `what` and depend on nothing else but its room and tensors."""
         if working.stays:
-            self.launches.run((what, where(working.rows, working.counts, working.source)), launch)
+            self.launches.run((what, working.room, where(working.rows, working.counts, working.source)), launch)
         else:
             launch()
 

@@ -106,8 +106,8 @@ class Pipeline:
         """Sends back the rows of the newest step that is done; those of the others went before."""
         self._broken = False
         """Whether rows could not be taken home, and that was said."""
-        self._moved: dict[int, PackedBatch] = {}
-        """By room the last batch that was copied to a GPU for it; the next one goes where it was."""
+        self._memory: dict[int, torch.Tensor] = {}
+        """Where a GPU has the batch of a room."""
         for pack in tiers.packs:
             pack.settle = self.settle
             if pack.moves is not None:
@@ -205,13 +205,11 @@ class Pipeline:
                 step.sets.append(working)
 
     def _copied(self, batch: PackedBatch, room: int) -> PackedBatch:
-        """A batch on the device: where the last one of its room was, with which all are done, if it was like this."""
-        there = self._moved.get(room)
-        if there is None or there.parts != batch.parts:
-            there = self._moved[room] = batch.to(self.device, non_blocking=True)
-        else:
-            there.fill(batch, non_blocking=True)
-        return there
+        """A batch on the device, where the last one of its room was, with which all are done."""
+        size = batch.memory.numel()
+        if room not in self._memory or self._memory[room].numel() < size:
+            self._memory[room] = torch.empty(size, dtype=torch.uint8, device=self.device)
+        return batch.to_memory(self._memory[room], non_blocking=True)
 
     def _fetch(self, step: Step) -> None:
         assert step.found is not None
