@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from holdall.bags import EmbeddingBags
 from holdall.batch import Batch, Ids
+from holdall.cuda_graph import captured, no_waiting
 from holdall.errors import ConfigError
 from holdall.kernels.path import HAS_TRITON, kernel_path
 from holdall.tables import Frobenius, HotCold
@@ -100,13 +101,35 @@ def test_graphs_that_cannot_be_had(data: Path, bag_data: Path, tmp_path: Path) -
     assert "a step waits for the device" in said["cuda_graph"]
 
 
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+class Owner:
+    """Something that only a collection of garbage frees."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.parametrize("has_stream", [False, True])
+def test_garbage_waits_while_a_graph_is_captured(has_stream: bool) -> None:
+    """Freeing it, which waits for the device, would break the capture."""
+    number = torch.zeros(1, device="cuda")
+    freed: list[int] = []
+
+    def free() -> None:
+        torch.cuda.synchronize()
+        freed.append(1)
+
+    def launch() -> None:
+        number.add_(1)
+        weakref.finalize(Owner(), free)
+        made = [[place] for place in range(100_000)]  # more than what starts a collection
+        number.add_(len(made))
+
+    graph = captured(launch, stream=torch.cuda.Stream() if has_stream else None)
+    assert not freed
+    graph.replay()
+    assert float(number) == 100_001
+    gc.collect()
+    assert freed
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "adam"])

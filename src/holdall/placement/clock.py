@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from holdall.cuda_graph import captured, no_waiting
 from holdall.placement.hardware import Cost, Line
-from holdall.training.captured_step import no_waiting
 
 COLD_BYTES = 1 << 25
 """Bytes that are written to between two runs: as many as a large cache holds."""
@@ -58,7 +58,7 @@ class Clock:
         On a GPU such a step is one CUDA graph, so a graph of `run`, so many `times` over, is timed by the device: it
         has no launches to wait for. What waits for the device itself cannot be captured, and is timed as it is.
         """
-        graph = captured(run, times) if self.device.type == "cuda" else None
+        graph = repeated(run, times) if self.device.type == "cuda" else None
         if graph is None:
             return self(lambda _: run(), change)
         taken: list[float] = []
@@ -87,23 +87,24 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
 
-def captured(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | None:
+def repeated(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | None:
     """A graph of `run`, so many times over; None where there can be none, as it waits for the device."""
+
+    def runs() -> None:
+        for _ in range(times):
+            run()
+
     for _ in range(2):  # kernels are compiled, and memory and caches settle
         run()
     try:
         with no_waiting():
             run()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            for _ in range(times):
-                run()
+        return captured(runs)
     except RuntimeError as error:
         if "synchronizing" not in str(error) and "captur" not in str(error):
             raise
         return None
-    return graph
 
 
 def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Cost:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from holdall.cuda_graph import captured
+
 MOST_KEYS = 256
 """Keys that are remembered. What lies at ever new addresses is launched as usual, and graphs of what is gone are
 forgotten."""
@@ -59,15 +61,8 @@ class Replayed:
     def _captured(self, launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
-        pool = next((other.pool() for other in self._graphs.values() if other is not None), None)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                launch()
-            finally:
-                graph.capture_end()
-        return graph
+        other = next((graph for graph in self._graphs.values() if graph is not None), None)
+        return captured(launch, stream=self._stream, beside=other)
 
 
 def where(*tensors: Tensor | None) -> Hashable:

@@ -7,13 +7,13 @@ kernels of a DLRM step one by one takes the host longer than the GPU takes to ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
 from holdall.batch import Batch
+from holdall.cuda_graph import captured, no_waiting
 from holdall.training.optimizers import Optimizers
 
 WARM_UP = 3
@@ -97,23 +97,12 @@ class CapturedStep:
         return loss
 
     def _capture(self) -> None:
-        assert self._batch is not None
         self._settle()
         self._graph = None  # its memory first
         self._captured_at = self._addresses()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._loss = self._backward(self._batch)
-            self._optimizers.apply()
-        self._graph = graph
+        self._graph = captured(self._update)
 
-
-@contextmanager
-def no_waiting() -> Iterator[None]:
-    """Inside, an operation that waits for the device raises."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    def _update(self) -> None:
+        assert self._batch is not None
+        self._loss = self._backward(self._batch)
+        self._optimizers.apply()
