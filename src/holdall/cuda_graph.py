@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+_turns = threading.RLock()
+"""Held by those who capture a graph or replay one: CUDA lets two threads do so at once, but torch keeps one state of
+random numbers for both."""
+
+
+def replay(graph: torch.cuda.CUDAGraph) -> None:
+    with _turns:
+        graph.replay()
 
 
 def captured(
@@ -15,11 +25,11 @@ def captured(
 ) -> torch.cuda.CUDAGraph:
     """What `launch` does, on `stream` if there is one, which is then not waited for; `beside` lends its memory.
 
-    Run it as usual before: kernels must have been compiled. Other threads may use the device meanwhile, but not replay
-    a graph. Graphs with the same memory must not run at the same time, and have the same stream here.
+    Run it as usual before: kernels must have been compiled. Other threads may use the device meanwhile; `replay` makes
+    them wait. Graphs with the same memory must not run at the same time, and have the same stream here.
     """
     graph = torch.cuda.CUDAGraph()
-    with _nothing_collected():
+    with _turns, _nothing_collected():
         if stream is None:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 launch()

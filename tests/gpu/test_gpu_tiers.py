@@ -173,14 +173,16 @@ def test_hot_batches_and_tables_on_the_host(clicks: Path, tmp_path: Path) -> Non
     assert abs(aucs[0] - aucs[1]) < 0.05
 
 
-def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: Path) -> None:
-    """A compressed table, one on the device and one with far rows: a graph, and the bits that it has without one."""
+@pytest.mark.parametrize("tail", ["device", "disk"])
+def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: Path, tail: str) -> None:
+    """A compressed table, one with far rows on the host, and one on the device or with far rows on disk, which threads
+    copy meanwhile: a graph, and the bits that it has without one."""
     settings = PlanConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, preset="device")
     whole = plan(clicks, settings, hardware=hardware(device="cuda"))
     first, second, third = whole.tables
     tables = (
         replace(first, method=Frobenius(rank=4, terms=2), hot_rows=0, tail="compressed", forecast=None),
-        second,
+        second if tail == "device" else replace(second, hot_rows=7, tail=tail, forecast=None),
         replace(third, hot_rows=100, tail="host", forecast=None),
     )
     edited = replace(whole, tables=tables, strategy="split", prefetch=2, forecast=None)
@@ -211,6 +213,7 @@ def test_a_seed_means_the_same_on_a_gpu() -> None:
 def test_what_steps_cost_beyond_the_device_is_measured(tmp_path: Path) -> None:
     found = measure_captured(Clock(torch.device("cuda"), repeats=1), tmp_path)
     assert found is not None
-    lines = (found.launch_step.seconds(1e5), found.launch_layers.seconds(4), found.copied.seconds(1e5, 1e4))
-    assert min(found.launch_far, *lines) > 0
+    for line in (found.launch_step, found.launch_far, found.launch_layers):
+        assert line.seconds(1e5) > 0
+    assert found.copied.seconds(1e5, 1e4) > 0
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,10 @@ from holdall.training.optimizers import NAMES
 ELSEWHERE = {"id": "another", "cpu": "abacus", "cores": 1, "memory_gib": 1, "gpu": None, "num_gpus": 0}
 
 CAPTURED = Captured(
-    launch_step=Line(1e-4, 1e-9), launch_far=3e-4, launch_layers=Line(2e-4, 5e-5), copied=Cost(2e-3, 1e-9, 4e-7)
+    launch_step=Line(1e-4, 1e-9),
+    launch_far=Line(4e-4, 2e-9),
+    launch_layers=Line(2e-4, 5e-5),
+    copied=Cost(2e-3, 1e-9, 4e-7),
 )
 """What a made-up GPU costs its host."""
 

@@ -8,18 +8,19 @@ import pytest
 
 from holdall.placement import measure_captured
 from holdall.placement.hardware import Line, middle_of
-from holdall.placement.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED_SAMPLES, taken_apart
+from holdall.placement.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED, taken_apart
 from tests.placement.made_up_hardware import hardware
 
 
 def test_what_a_step_costs_its_host_is_taken_apart() -> None:
-    """A step takes 1 ms and 1 us a sample; far rows 2 ms more; layers 10 ms each; copied ones 3 ms, 1 us a lookup."""
-    plain = [1e-3 + 1e-6 * samples for samples in LAUNCHED_SAMPLES]
+    """A step takes 1 ms and 1 us a sample; one with far rows three times that; layers 10 ms each; copied rows 3 ms, and
+    1 us a lookup."""
+    plain = [1e-3 + 1e-6 * samples for samples, _ in LAUNCHED]
     layers = [2 * (hidden + 1) * 1e-2 for hidden in HIDDEN]
     copied = [4e-3 + 1e-6 * samples + 1e-6 * FEATURES * samples for samples, _ in COPIED]
-    found = taken_apart(plain, plain[0] + 2e-3, layers, copied)
+    found = taken_apart(plain, [3 * seconds for seconds in plain], layers, copied)
     assert found.launch_step.seconds(measure_captured._numbers(1000)) == pytest.approx(2e-3)
-    assert found.launch_far == pytest.approx(2e-3)
+    assert found.launch_far.seconds(measure_captured._numbers(1000)) == pytest.approx(6e-3)
     assert found.launch_layers.seconds(6) == pytest.approx(6e-2)
     for (samples, _), (lookups, rows) in zip(COPIED, measure_captured._copied_work(), strict=True):
         assert lookups == FEATURES * samples
@@ -42,4 +43,4 @@ def test_batches_that_are_measured_lie_as_those_of_a_data_set() -> None:
     assert len(batches) == measure_captured.NUM_STEPS
     assert all(len(batch) == 64 and batch.ids.values.t().is_contiguous() for batch in batches)
     some_far = measure_captured._ids(2048, 100_000, 0.1)
-    assert 0.09 < (some_far >= measure_captured.COPIED_HOT).mean() < 0.11
+    assert 0.09 < (some_far >= measure_captured.TIERED_HOT).mean() < 0.11

@@ -259,10 +259,8 @@ def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str,
     if strategy == "host":
         return known.launch_layers.seconds(len(problem.work.layers))
     moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
-    step = known.launch_step
-    if not (moves and any(table.tail == "host" for table in tables)):
-        return step.seconds(numbers)
-    return max(step.seconds(numbers), step.base + known.launch_far)  # a batch is read meanwhile
+    reached = moves and any(table.tail == "host" for table in tables)
+    return (known.launch_far if reached else known.launch_step).seconds(numbers)
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:

@@ -110,8 +110,8 @@ class Captured:
 
     launch_step: Line
     """Seconds of the host: a step whose batch, of n numbers, its threads read."""
-    launch_far: float
-    """Seconds of the host that the kernels of a step add which find, fetch and send back the far rows of a pack."""
+    launch_far: Line
+    """The same where kernels find, fetch and send back far rows of a pack."""
     launch_layers: Line
     """Seconds of the host: a step of n layers whose kernels it launches one by one."""
     copied: Cost
@@ -265,7 +265,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
     parsed["notes"] = tuple(given.get("notes", ()))
     if given.get("captured") is not None:
         known = given["captured"]
-        parts = lines({name: known[name] for name in ("launch_step", "launch_layers")})
+        parts = lines({name: known[name] for name in ("launch_step", "launch_far", "launch_layers")})
         parsed["captured"] = Captured(**{**known, **parts, "copied": Cost(**known["copied"])})
     if given.get("collectives") is not None:
         parsed["collectives"] = Collectives(**given["collectives"])

@@ -34,11 +34,12 @@ FEATURES, DENSE = 26, 13
 SAMPLES = 64
 """Of a batch that takes no time but for what the host does."""
 ROWS = 1000
-COPIED_ROWS, COPIED_HOT = 100_000, 1000
-"""Rows of a table, and of one whose rows the host copies: no cache holds those. Hot ones of that, if any."""
+TIERED_ROWS, TIERED_HOT = 100_000, 1000
+"""Rows of a table, and of one with far rows: no cache holds those. Hot ones of that, if any."""
 COPIED = ((128, 1.0), (2048, 1.0), (16384, 0.1))
 """Samples, and share of their lookups that are far."""
-LAUNCHED_SAMPLES = (SAMPLES, 16384)
+LAUNCHED = ((SAMPLES, 1.0), (16384, 0.05))
+"""The same where kernels move the rows: so few that the device waits for its host."""
 HIDDEN = (1, 4)
 """Hidden layers of each of the two MLPs that are launched one by one."""
 DEPTH = 2
@@ -53,21 +54,24 @@ def measure_captured(clock: Clock, folder: Path) -> Captured | None:
     if clock.device.type != "cuda":
         return None
     return taken_apart(
-        [_plain(clock, samples) for samples in LAUNCHED_SAMPLES],
-        _with_far_rows(clock),
+        [_plain(clock, samples) for samples, _ in LAUNCHED],
+        [_reached(clock, samples, far) for samples, far in LAUNCHED],
         [_launch_layers(clock, hidden) for hidden in HIDDEN],
         [_copied(clock, folder, samples, far) for samples, far in COPIED],
     )
 
 
-def taken_apart(plain: Sequence[float], with_far: float, layers: Sequence[float], copied: Sequence[float]) -> Captured:
+def taken_apart(
+    plain: Sequence[float], reached: Sequence[float], layers: Sequence[float], copied: Sequence[float]
+) -> Captured:
     """What steps of several sizes tell: plain ones, with rows that kernels reach, layer by layer, and with rows that
     are copied."""
-    launch_step = fit_line([_numbers(samples) for samples in LAUNCHED_SAMPLES], plain)
+    numbers = [_numbers(samples) for samples, _ in LAUNCHED]
+    launch_step = fit_line(numbers, plain)
     alone = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
     return Captured(
         launch_step=launch_step,
-        launch_far=max(0.0, with_far - plain[0]),
+        launch_far=fit_line(numbers, reached),
         launch_layers=fit_line([_num_layers(hidden) for hidden in HIDDEN], layers),
         copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, alone, strict=True)]),
     )
@@ -95,8 +99,8 @@ def _ids(samples: int, rows: int, far: float, steps: int = NUM_STEPS) -> Array:
     if far == 1.0:
         return generator.integers(rows, size=shape, dtype=np.int32)
     cold = generator.random(shape, dtype=np.float32) < far
-    hot_ids = generator.integers(COPIED_HOT, size=shape, dtype=np.int32)
-    return np.where(cold, generator.integers(COPIED_HOT, rows, size=shape, dtype=np.int32), hot_ids)
+    hot_ids = generator.integers(TIERED_HOT, size=shape, dtype=np.int32)
+    return np.where(cold, generator.integers(TIERED_HOT, rows, size=shape, dtype=np.int32), hot_ids)
 
 
 def _batches(ids: Array) -> Iterator[Batch]:
@@ -151,35 +155,35 @@ def _launch_layers(clock: Clock, hidden: int) -> float:
     return _host_seconds(steps())
 
 
-def _with_far_rows(clock: Clock) -> float:
-    """A step with a pack of far rows: finding, fetching, taking over, sending back; rows and their state.
-
-    Nothing where there are no kernels for it: no pack is moved so then.
+def _reached(clock: Clock, samples: int, far: float) -> float:
+    """A step with a pack of far rows that kernels reach: finding, fetching, taking over, sending back; rows and their
+    state. As without them where there are no kernels for it: no pack is moved so then.
     """
     if not HAS_TRITON:
-        return 0.0
-    model = _model(clock, dense_device="meta")
-    return _seconds_with_far_rows(clock, model, _ids(SAMPLES, ROWS, 1.0), hot=0, fetch_by="kernel")
+        return _plain(clock, samples)
+    model = _model(clock, TIERED_ROWS, dense_device="meta")
+    ids = _ids(samples, TIERED_ROWS, far)
+    return _seconds_with_far_rows(clock, model, ids, hot=_num_hot(far), fetch_by="kernel")
 
 
 def _copied(clock: Clock, folder: Path, samples: int, far: float) -> float:
     """The same where the host copies the rows, from a file in the system's memory."""
-    model = _model(clock, COPIED_ROWS, dense_device="meta")
+    model = _model(clock, TIERED_ROWS, dense_device="meta")
     tails = dict.fromkeys(model.bags.features.values(), "disk")
-    ids = _ids(samples, COPIED_ROWS, far)
+    ids = _ids(samples, TIERED_ROWS, far)
     with tempfile.TemporaryDirectory(dir=folder) as files:
         return _seconds_with_far_rows(clock, model, ids, hot=_num_hot(far), tails=tails, folder=Path(files))
 
 
 def _num_hot(far: float) -> int:
-    return 0 if far == 1.0 else COPIED_HOT
+    return 0 if far == 1.0 else TIERED_HOT
 
 
 def _copied_work() -> list[tuple[float, float]]:
     """Lookups and different far rows of a batch of each size."""
     found = []
     for samples, far in COPIED:
-        batch = _ids(samples, COPIED_ROWS, far, steps=1)
+        batch = _ids(samples, TIERED_ROWS, far, steps=1)
         rows = sum(int((np.unique(column) >= _num_hot(far)).sum()) for column in batch.T)
         found.append((float(batch.size), float(rows)))
     return found

@@ -63,7 +63,7 @@ class Pipeline:
 
     `refresh_every`: after so many steps rows may change places (`Tiers.refresh`), so nothing is fetched across that.
     `stage(name)` is entered around the stages `find`, `fetch` and `send_back`, on the threads that run them. With
-    `graphs`, what a GPU's host launches for far rows is replayed from CUDA graphs, where kernels move all of them.
+    `graphs`, what a GPU's host launches where kernels move rows is replayed from CUDA graphs.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Pipeline:
             pack.settle = self.settle
             if pack.moves is not None:
                 pack.moves.beside_steps = depth > 0
-                pack.moves.launches.off = not (graphs and launches_only)  # one thread: none captures beside another
+                pack.moves.launches.off = not (graphs and on_gpu)
 
     def steps(
         self, batches: Iterator[Batch], check: Callable[[Batch], None], *, first: int = 0

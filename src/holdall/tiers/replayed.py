@@ -6,12 +6,13 @@ another thread to take the interpreter.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor
 
-from holdall.cuda_graph import captured
+from holdall.cuda_graph import captured, replay
 
 MOST_KEYS = 256
 """Keys that are remembered. What lies at ever new addresses is launched as usual, and graphs of what is gone are
@@ -22,8 +23,7 @@ class Replayed:
     """Runs launches as they are while it is `off`, and as graphs otherwise.
 
     The first time that a key comes its launches run as usual, which compiles their kernels; then they are captured.
-    Everything is captured and replayed by one thread, and on one stream what takes memory for a while: all graphs have
-    that memory in common.
+    Threads take turns. What takes memory for a while is run on one stream only: all graphs have that memory in common.
     """
 
     def __init__(self, device: torch.device):
@@ -32,23 +32,25 @@ class Replayed:
         """Of captures: the default one cannot be captured, and memory is of one stream."""
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
         """By key; None where launches came once."""
+        self._turns = threading.Lock()
 
     def run(self, key: Hashable, launch: Callable[[], None]) -> None:
         """`key` holds all addresses, sizes and numbers that `launch` depends on."""
         if self.off:
             launch()
             return
-        if key not in self._graphs:
-            if len(self._graphs) == MOST_KEYS:
-                torch.cuda.synchronize(self.device)
-                self.forget()
-            self._graphs[key] = None
-            launch()
-            return
-        graph = self._graphs[key]
-        if graph is None:
-            graph = self._graphs[key] = self._captured(launch)
-        graph.replay()
+        with self._turns:
+            if key not in self._graphs:
+                if len(self._graphs) == MOST_KEYS:
+                    torch.cuda.synchronize(self.device)
+                    self.forget()
+                self._graphs[key] = None
+                launch()
+                return
+            graph = self._graphs[key]
+            if graph is None:
+                graph = self._graphs[key] = self._captured(launch)
+            replay(graph)
 
     def forget(self) -> None:
         """Capture everything again; nothing may be under way on the device, since graphs take their memory along."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdall.batch import Batch
-from holdall.cuda_graph import captured, no_waiting
+from holdall.cuda_graph import captured, no_waiting, replay
 from holdall.training.optimizers import Optimizers
 
 WARM_UP = 3
@@ -68,7 +68,7 @@ class CapturedStep:
             self._capture()
         assert self._graph is not None
         assert self._loss is not None
-        self._graph.replay()
+        replay(self._graph)
         self.replays += 1
         return self._loss.clone()
 
