@@ -273,6 +273,8 @@ def measure(
             side.close()
             del side  # and its memory
             gc.collect()
+        so_far = ", ".join(f"{name} {summary(found[name].steps)['p50'] * 1e3:.2f}" for name in plans)
+        print(f"round {number + 1} of {ROUNDS}, milliseconds so far: {so_far}", flush=True)
     shutil.rmtree(folder)
     same = [name for name, made in plans.items() if exact(made)]
     count = 2 if on_gpu else None  # a GPU sums in an order that depends on the places of rows, which grows
