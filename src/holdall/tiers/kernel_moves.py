@@ -83,9 +83,11 @@ class KernelMoves:
         names: Sequence[str],
         columns: tuple[Tensor, Tensor, Tensor],
         room: int,
+        *,
+        passing: bool = False,
     ) -> KernelSet:
         """The working set of a batch; `names` are the tables of the features at `positions` of values [F, B], which are
-        places, and `columns` as `TieredPack.column_tensors` gives them."""
+        places, and `columns` as `TieredPack.column_tensors` gives them. `passing` values are nowhere in particular."""
         from holdall.kernels import far_rows_triton
 
         pack, key = self.pack, tuple(names)
@@ -100,8 +102,11 @@ class KernelMoves:
             places = features_at(values, positions)
             far_rows_triton.find(places, info, located, notes.rows, notes.counts, num_listed, first)
 
-        what = ("find", key, tuple(positions), values.stride(), num_listed, first)
-        self.launches.run((what, where(values, located, notes.rows, notes.counts)), launch)
+        if passing:
+            launch()
+        else:
+            what = ("find", key, tuple(positions), values.stride(), num_listed, first)
+            self.launches.run((what, where(values, located, notes.rows, notes.counts)), launch)
         return KernelSet(
             notes.rows,
             located,

@@ -207,7 +207,7 @@ class TieredPack(DensePack):
                 self.renumbering.count(places, starts)
             places = self.renumbering.places(places, starts)
         if ids.offsets is None and self.moves is not None:
-            return self.moves.find(places, range(len(names)), names, columns, room)
+            return self.moves.find(places, range(len(names)), names, columns, room, passing=True)
         if ids.offsets is None:
             rows, located, num_far = find(places, torch.stack(columns, dim=1), self.num_hot)
             working = WorkingSet(rows, located, names)
