@@ -10,7 +10,6 @@ three cross layers of rank 512 and the deep network stacked on them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal
@@ -21,9 +20,8 @@ from torch import Tensor, nn
 from holdall.bags import EmbeddingBags
 from holdall.errors import ConfigError
 from holdall.models.layers import drawn_on, mlp
-from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
+from holdall.models.model import Model, ModelConfig, check_sizes
 from holdall.schema import Schema
-from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +51,9 @@ class DCNConfig(ModelConfig):
         if self.structure not in ("stacked", "parallel"):
             raise ConfigError(f"structure must be 'stacked' or 'parallel', not {self.structure!r}")
 
-    def build(
-        self,
-        schema: Schema,
-        method: Method | Mapping[str, Method] | None = None,
-        *,
-        fused: bool = True,
-        generator: torch.Generator | None = None,
-        device: torch.device | str = "cpu",
-        dense_device: torch.device | str | None = None,
+    def around(
+        self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> DCN:
-        bags = build_bags(
-            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
-        )
         return DCN(self, bags, schema.num_dense, generator=generator, device=device)
 
 

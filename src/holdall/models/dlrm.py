@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,9 +13,8 @@ from holdall.batch import Batch
 from holdall.errors import ConfigError
 from holdall.kernels.interaction import dot_interaction, dot_interaction_of_rows, interaction_width
 from holdall.models.layers import mlp
-from holdall.models.model import LookedUp, Model, ModelConfig, build_bags, check_sizes
+from holdall.models.model import LookedUp, Model, ModelConfig, check_sizes
 from holdall.schema import Schema
-from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +37,9 @@ class DLRMConfig(ModelConfig):
         if self.interaction not in ("dot", "concat"):
             raise ConfigError(f"interaction must be 'dot' or 'concat', not {self.interaction!r}")
 
-    def build(
-        self,
-        schema: Schema,
-        method: Method | Mapping[str, Method] | None = None,
-        *,
-        fused: bool = True,
-        generator: torch.Generator | None = None,
-        device: torch.device | str = "cpu",
-        dense_device: torch.device | str | None = None,
+    def around(
+        self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> DLRM:
-        bags = build_bags(
-            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
-        )
         return DLRM(self, bags, schema.num_dense, generator=generator, device=device)
 
 

@@ -74,11 +74,14 @@ class ModelConfig(ABC):
     def dim(self) -> int:
         """Numbers in a row of its tables."""
 
+    def reads(self, schema: Schema) -> Schema:
+        """A data set without the features that the model does not read; an error where it lacks one that it does."""
+        return schema
+
     def table_rows(self, schema: Schema) -> dict[str, int]:
         """Rows of every table that the model has for a data set, by table name."""
-        return table_rows(schema)
+        return table_rows(self.reads(schema))
 
-    @abstractmethod
     def build(
         self,
         schema: Schema,
@@ -93,6 +96,22 @@ class ModelConfig(ABC):
 
         Dense tables may lie elsewhere than the rest (`dense_device`), or nowhere yet (`meta`).
         """
+        bags = build_bags(
+            self.reads(schema),
+            self.dim,
+            method,
+            fused=fused,
+            generator=generator,
+            device=device,
+            dense_device=dense_device,
+        )
+        return self.around(bags, schema, generator, device)
+
+    @abstractmethod
+    def around(
+        self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
+    ) -> Model:
+        """The model around its tables."""
 
     def scaled(self, factor: float) -> Self:
         """The same model with hidden layers `factor` times as wide (rounded, at least 1); tables keep their dim."""

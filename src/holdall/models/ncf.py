@@ -10,7 +10,7 @@ side by side in one row, so one table of any method stores both, and a user cost
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -21,9 +21,8 @@ from holdall.bags import EmbeddingBags
 from holdall.batch import Batch, Ids
 from holdall.errors import ConfigError
 from holdall.models.layers import mlp
-from holdall.models.model import Model, ModelConfig, build_bags, check_sizes, table_rows
+from holdall.models.model import Model, ModelConfig, check_sizes
 from holdall.schema import Schema
-from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,28 +66,13 @@ class NCFConfig(ModelConfig):
     def dim(self) -> int:
         return self.gmf_dim + (self.tower[0] // 2 if self.tower else 0)
 
-    def build(
-        self,
-        schema: Schema,
-        method: Method | Mapping[str, Method] | None = None,
-        *,
-        fused: bool = True,
-        generator: torch.Generator | None = None,
-        device: torch.device | str = "cpu",
-        dense_device: torch.device | str | None = None,
+    def around(
+        self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> NCF:
-        pairs = self._pairs(schema)
-        bags = build_bags(
-            pairs, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
-        )
-        positions = [schema.features.index(feature) for feature in pairs.features]
+        positions = [schema.features.index(feature) for feature in self.reads(schema).features]
         return NCF(self, bags, positions, generator=generator, device=device)
 
-    def table_rows(self, schema: Schema) -> dict[str, int]:
-        return table_rows(self._pairs(schema))
-
-    def _pairs(self, schema: Schema) -> Schema:
-        """The data set without what these models do not read."""
+    def reads(self, schema: Schema) -> Schema:
         features = (schema.feature(self.user), schema.feature(self.item))
         for feature in features:
             if not feature.one_hot:

@@ -20,7 +20,6 @@ events (the 22 are 24 here: `dot_interaction` adds zeros up to a multiple of 8).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,9 +33,8 @@ from holdall.eager import eager
 from holdall.errors import ConfigError, DataError
 from holdall.kernels.interaction import dot_interaction, interaction_width
 from holdall.models.layers import drawn_on, mlp
-from holdall.models.model import Model, ModelConfig, build_bags, check_sizes
+from holdall.models.model import Model, ModelConfig, check_sizes
 from holdall.schema import Schema
-from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +60,16 @@ class TBSMConfig(ModelConfig):
         if not self.event:
             raise ConfigError("a tbsm model needs at least one layer for the vector of an event")
 
-    def build(
-        self,
-        schema: Schema,
-        method: Method | Mapping[str, Method] | None = None,
-        *,
-        fused: bool = True,
-        generator: torch.Generator | None = None,
-        device: torch.device | str = "cpu",
-        dense_device: torch.device | str | None = None,
+    def reads(self, schema: Schema) -> Schema:
+        FeatureRoles.of(schema)  # says what is missing, before there are tables
+        return schema
+
+    def around(
+        self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> TBSM:
         roles = FeatureRoles.of(schema)
         longest = max(schema.features[position].max_length or self.length for position in roles.history)
         config = replace(self, length=min(self.length, longest))
-        bags = build_bags(
-            schema, self.dim, method, fused=fused, generator=generator, device=device, dense_device=dense_device
-        )
         return TBSM(config, bags, roles, schema.num_dense, generator=generator, device=device)
 
 
