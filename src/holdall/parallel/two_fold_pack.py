@@ -23,6 +23,7 @@ from holdall.parallel.row_exchange import Way, sum_over_ranks
 from holdall.parallel.shards import Shards, hot_rows_of, owned_rows
 from holdall.parallel.spread_tensor import SpreadTensor
 from holdall.tiers.far_rows import FarRows
+from holdall.tiers.rooms import with_spare
 
 
 @dataclass(frozen=True)
@@ -241,9 +242,9 @@ class TwoFoldPack(DensePack):
         if num_owned <= self.owned_room and num_fetched <= self.fetched_room:
             return
         if num_owned > self.owned_room:
-            self.owned_room = num_owned + num_owned // 4 + 16
+            self.owned_room = with_spare(num_owned)
         if num_fetched > self.fetched_room:
-            self.fetched_room = num_fetched + num_fetched // 4 + 16
+            self.fetched_room = with_spare(num_fetched)
 
         def grown(tensor: Tensor, num_rows: int) -> Tensor:
             larger = tensor.new_zeros(num_rows, *tensor.shape[1:])

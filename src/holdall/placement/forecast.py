@@ -13,6 +13,7 @@ from holdall.placement.lookups import choose_hot
 from holdall.placement.plan import TIERS, Bytes, Forecast, Plan, TableForecast, TablePlan
 from holdall.tables import Dense, Method
 from holdall.tiers.pipeline import rooms_for
+from holdall.tiers.rooms import with_spare
 from holdall.training.optimizers import _new_slots
 
 FIND_BYTES = 34
@@ -88,7 +89,7 @@ def crowding_of(hot_share: float) -> float:
 
 def room_rows(staging: Mapping[str, int]) -> int:
     """Rows of a room of the `TieredPack` of every kind of tail, made ready for its far rows of a step (`staging`)."""
-    return sum(rows + rows // 4 + 16 for rows in staging.values())
+    return sum(with_spare(rows) for rows in staging.values())
 
 
 def staging_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:

@@ -26,7 +26,7 @@ from holdall.tiers.far_rows import FarRows, LazyRows, stored_rows
 from holdall.tiers.kernel_moves import KernelMoves, chosen
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.renumbering import Renumbering
-from holdall.tiers.rooms import grown
+from holdall.tiers.rooms import grown, with_spare
 from holdall.tiers.traffic import Traffic
 from holdall.tiers.transfer import Transfer
 from holdall.tiers.working_set import KernelSet, WorkingSet
@@ -321,7 +321,7 @@ class TieredPack(DensePack):
             return
         if self.moves is not None:
             self.moves.launches.forget()  # they are of the old rooms
-        before, self.room_rows = self.room_rows, num_rows + num_rows // 4 + 16
+        before, self.room_rows = self.room_rows, with_spare(num_rows)
         names, tensors = list(self.slots), self.near_tensors()
         self.storage, self.slots = self.storage[:0].clone(), {}
         self.storage, *slots = grown(tensors, self.num_hot, self.num_rooms + 1, (before, self.room_rows))
