@@ -16,6 +16,7 @@ random numbers for both."""
 
 
 def replay(graph: torch.cuda.CUDAGraph) -> None:
+    """Launch what was captured, while nobody captures."""
     with _turns:
         graph.replay()
 

@@ -19,6 +19,7 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from holdall.kernels.far_rows_triton import Shape
+from holdall.placement.forecast import NOTED_BYTES
 from holdall.tiers.kernel_moves import Notes
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.place import place
@@ -143,6 +144,20 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
             pipeline.finish_step()
     kinds = Counter(key[0] if isinstance(key[0], str) else key[0][0] for key, count in times.items() if count > 1)
     assert set(kinds) == ({"find", "move"} if depth == 0 else {"find", "held", "move", "take"})
+
+
+def test_forecasts_count_what_is_noted_of_every_room() -> None:
+    model = build()
+    (pack,) = place(model, HOT, "cpu", num_rooms=rooms_for(2), fetch_by="kernel").packs
+    pack.make_room(40)
+    (batch,) = batches(1, 64)
+    for room in range(rooms_for(2)):
+        pack.needed(batch.ids, model.bags.features, room=room)
+    assert pack.moves is not None
+    assert len(pack.moves._notes) == rooms_for(2)
+    for notes in pack.moves._notes.values():
+        assert notes.rows.nbytes + notes.source.nbytes == NOTED_BYTES * pack.room_rows
+        assert notes.located.nbytes == 4 * batch.ids.values.numel()
 
 
 def depends_on(value: object) -> Hashable:

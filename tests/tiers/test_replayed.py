@@ -47,6 +47,14 @@ def test_runs_then_captures_then_replays(monkeypatch: pytest.MonkeyPatch) -> Non
     assert launches.num_graphs == 2
 
 
+def test_what_will_not_come_again_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, launches = Recorder(monkeypatch), Replayed(torch.device("cuda"))
+    launches.off = False
+    for _ in range(3):
+        launches.run(None, gpu.launch("a"))
+    assert gpu.seen == ["ran a"] * 3
+
+
 def test_nothing_is_captured_when_off(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, launches = Recorder(monkeypatch), Replayed(torch.device("cuda"))
     for _ in range(3):

@@ -27,6 +27,7 @@ from holdall.tables.initial_rows import quantiles
 from holdall.tiers.far_rows import Beginnings, DiskRows, FarRows, LazyRows
 from holdall.tiers.pinned import pin
 from holdall.tiers.replayed import Replayed, where
+from holdall.tiers.rooms import with_spare
 from holdall.tiers.working_set import KernelSet, WorkingSet
 
 if TYPE_CHECKING:
@@ -102,11 +103,8 @@ class KernelMoves:
             places = features_at(values, positions)
             far_rows_triton.find(places, info, located, notes.rows, notes.counts, num_listed, first)
 
-        if passing:
-            launch()
-        else:
-            what = ("find", key, tuple(positions), values.stride(), num_listed, first)
-            self.launches.run((what, where(values, located, notes.rows, notes.counts)), launch)
+        what = ("find", key, tuple(positions), values.stride(), num_listed, first)
+        self.launches.run(None if passing else (what, where(values, located, notes.rows, notes.counts)), launch)
         return KernelSet(
             notes.rows,
             located,
@@ -140,10 +138,8 @@ class KernelMoves:
 
     def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
         """Run the launches of a set, which are named by `what` and depend on nothing else but its room and tensors."""
-        if working.stays:
-            self.launches.run((what, working.room, where(working.rows, working.counts, working.source)), launch)
-        else:
-            launch()
+        key = (what, working.room, where(working.rows, working.counts, working.source)) if working.stays else None
+        self.launches.run(key, launch)
 
     def forward(self, working: KernelSet, newest_first: Sequence[WorkingSet]) -> None:
         """Note which rows other rooms hold."""
@@ -175,7 +171,7 @@ class KernelMoves:
         """Make place for so many far lookups, and say how many rows the room must have."""
         far, rows, _ = working.numbers()
         if far > working.num_listed:
-            self.num_listed = max(self.num_listed, far + far // 4 + 16)
+            self.num_listed = max(self.num_listed, with_spare(far))
             return far  # the rows of some were not counted, and there are no more than lookups
         return rows
 

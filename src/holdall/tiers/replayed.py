@@ -34,9 +34,9 @@ class Replayed:
         """By key; None where launches came once."""
         self._turns = threading.Lock()
 
-    def run(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """`key` holds all addresses, sizes and numbers that `launch` depends on."""
-        if self.off:
+    def run(self, key: Hashable | None, launch: Callable[[], None]) -> None:
+        """`key` holds all addresses, sizes and numbers that `launch` depends on; None if they will not come again."""
+        if self.off or key is None:
             launch()
             return
         with self._turns:
