@@ -34,7 +34,7 @@ from holdall.placement.measure import measure_hardware
 from holdall.placement.measure_disk import measure_disk
 from holdall.placement.memory import available_memory, check_room
 from holdall.placement.planner import PlanConfig, plan_tables
-from tests.placement.made_up_hardware import ELSEWHERE, hardware, lookups, schema_of
+from tests.placement.made_up_hardware import CAPTURED, ELSEWHERE, hardware, lookups, schema_of
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -126,6 +126,10 @@ def _damage(change: Any) -> dict[str, Any]:
         (lambda d: d["find"].update(per_row=-1.0), "find, per_row is -1.0: no machine has that"),
         (lambda d: d["tables"][0]["lookup"].update(per_row=float("nan")), "per_row is nan: no machine has that"),
         (lambda d: d["find"].update(speed=1), "incomplete or damaged"),
+        (
+            lambda d: d.update(captured={**asdict(CAPTURED), "launch_far": 3e-4}),
+            r"incomplete or damaged \('launch_far' is 0.0003, not base and each\): measure again",
+        ),
     ],
 )
 def test_damaged_files(change: Any, message: str, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class TestMetricsLog:
 
 class TestTensorBoard:
     def test_scalars_by_split_and_a_resumed_curve(self, tmp_path: Path):
-        pytest.importorskip("tensorboard")
+        pytest.importorskip("tensorboard", reason="needs tensorboard, which training can do without")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
         with RunLog.create(tmp_path, {}) as log:

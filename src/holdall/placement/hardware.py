@@ -249,6 +249,9 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
         )
 
     def lines(entries: Mapping[str, Mapping[str, float]]) -> dict[str, Line]:
+        for name, line in entries.items():
+            if not isinstance(line, Mapping):
+                raise ValueError(f"'{name}' is {line}, not base and each")
         return {name: Line(**line) for name, line in entries.items()}
 
     parsed = dict(given)
