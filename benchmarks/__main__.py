@@ -7,7 +7,7 @@ import runpy
 import sys
 import traceback
 
-from holdall.errors import did_you_mean
+from holdall.common.errors import did_you_mean
 
 # name: module. A module runs with its default options as `python -m <module>` and writes its run card.
 BENCHMARKS = {

@@ -29,11 +29,11 @@ from benchmarks import rivals
 from benchmarks.accuracy_runs import FIT, RULES, Job, run
 from benchmarks.accuracy_tables import compare, show
 from benchmarks.card import write_card
+from holdall.common.environment import environment
+from holdall.common.errors import HoldallError
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.environment import environment
-from holdall.errors import HoldallError
-from holdall.schema import SCHEMA_FILE
+from holdall.data.schema import SCHEMA_FILE
 
 SOURCES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "criteo": (("criteo_kaggle/train.tsv.gz",), {}),

@@ -22,15 +22,15 @@ from torch import nn
 
 from benchmarks.methods import MODEL
 from benchmarks.rivals import RIVALS, build_rival, rival_optimizer
-from holdall.batch import Batch
-from holdall.compress import compress
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
+from holdall.embedding.compress import compress
+from holdall.evaluation.evaluate import evaluate_model
 from holdall.models import DCNConfig, Model, ModelConfig, TBSMConfig
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import HotCold, Method, TensorTrain
 from holdall.tables.budget import suggest
-from holdall.training.evaluation import evaluate_model
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 HIDDEN, CROSS_LAYERS = (256, 128), 2
 """Sizes of our DCN-v2 and of the libraries' models."""

@@ -31,16 +31,16 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from benchmarks.card import print_table, write_card
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall.data.batch import Ids
 from holdall.data.synthetic import preset
 from holdall.data.zipf import Zipf
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.processes import in_group
-from holdall.parallel.shards import Shards
-from holdall.parallel.table_wise import TableWiseBags, deal_tables
-from holdall.parallel.two_fold import two_fold
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.processes import in_group
+from holdall.distributed.shards import Shards
+from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.two_fold import two_fold
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 
 WAYS = ("two-fold", "row-wise", "table-wise")
 ZIPF = 1.05

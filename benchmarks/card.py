@@ -22,8 +22,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from holdall.environment import environment
-from holdall.files import write_json
+from holdall.common.environment import environment
+from holdall.common.files import write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -22,9 +22,9 @@ import torch.multiprocessing as multiprocessing
 from safetensors.torch import load_file, save_file
 
 from benchmarks.card import alternate, print_table, summary, write_card
-from holdall.files import fsync_file
-from holdall.parallel.processes import joined
-from holdall.training import checkpoint
+from holdall import checkpoint
+from holdall.common.files import fsync_file
+from holdall.distributed.processes import joined
 
 SHARD_BYTES = 256 << 20
 """Several shards at 1 GiB, so that hashing one overlaps writing the next."""

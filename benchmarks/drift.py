@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.card import print_table, write_card
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models.dlrm import DLRMConfig
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tiers.pipeline import Pipeline
-from holdall.tiers.place import place
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.tiers.placement import place
 
 ROWS = (100_000, 50_000, 20_000)
 HOT_SHARE = 0.02

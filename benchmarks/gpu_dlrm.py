@@ -27,11 +27,11 @@ from benchmarks.gpu_timing import (
     skewed_ids,
     stored_as,
 )
-from holdall.batch import Batch, Ids
-from holdall.kernels.path import kernel_path
+from holdall.data.batch import Batch, Ids
+from holdall.kernels.dispatch import kernel_path
 from holdall.models import configuration
 from holdall.models.dlrm import DLRM
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.training.step import logloss
 
 FLOPS_A_SAMPLE = 4.9e6  # forward

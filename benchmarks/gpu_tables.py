@@ -26,11 +26,11 @@ from benchmarks.gpu_timing import (
     skewed_ids,
     stored_as,
 )
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.kernels.path import kernel_path
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import kernel_path
 from holdall.kernels.side_stream import one_after_the_other
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 
 
 class Step:

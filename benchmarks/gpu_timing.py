@@ -11,9 +11,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.synthetic import PRESETS
 from holdall.data.zipf import Zipf
-from holdall.schema import DenseColumn, Feature, Schema
 from holdall.tables import Frobenius, Method
 
 CARDINALITIES = PRESETS["criteo-1tb"].cardinalities

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.card import print_table, write_card
 from benchmarks.gpu_timing import BATCH, stored_as
-from holdall.batch import Batch
+from holdall.data.batch import Batch
 from holdall.data.synthetic import preset, write_prepared
 from holdall.tables import Method
 from holdall.training.config import TrainConfig

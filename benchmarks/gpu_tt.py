@@ -25,14 +25,14 @@ from benchmarks.gpu_timing import (
     profile,
     relative_error,
 )
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall.data.batch import Ids
 from holdall.data.zipf import Zipf
-from holdall.kernels.path import Path, kernel_path
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import Path, kernel_path
 from holdall.kernels.tensor_train import Path as TrainPath
 from holdall.kernels.tensor_train import tensor_train_rows
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import TensorTrain
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 NUM_ROWS, DIM = 10_000_000, 64
 BARS = [(64, 8192, 0.45), (32, 65_536, 0.8), (128, 8192, 1.0)]

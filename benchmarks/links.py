@@ -40,9 +40,9 @@ from benchmarks.bytes import hot_rows
 from benchmarks.card import ROOT, print_table, summary, write_card
 from benchmarks.links_sides import NUM_DENSE, Ours, TorchRec, build_model
 from benchmarks.namespaces import INTERFACE, Host, hosts, round_trip, shape, throughput, unavailable
-from holdall.batch import Batch
+from holdall.data.batch import Batch
 from holdall.data.synthetic import preset
-from holdall.parallel.processes import in_group
+from holdall.distributed.processes import in_group
 
 WAYS = {
     "two-fold": "two-fold",

@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.gradient_buckets import GradientBuckets
+from holdall.distributed.processes import Processes
+from holdall.distributed.shards import Shards
+from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.two_fold import two_fold
+from holdall.embedding.bags import EmbeddingBags
 from holdall.models import DLRM, DLRMConfig
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.gradient_buckets import GradientBuckets
-from holdall.parallel.processes import Processes
-from holdall.parallel.shards import Shards
-from holdall.parallel.table_wise import TableWiseBags, deal_tables
-from holdall.parallel.two_fold import two_fold
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Dense
 from holdall.tables.dense import DenseTable
 from holdall.tables.initial_rows import initial_rows
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 NUM_DENSE = 13
 LR = 0.05

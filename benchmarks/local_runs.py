@@ -16,10 +16,10 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from holdall.data.dataset import DataSet
-from holdall.parallel.processes import joined
-from holdall.parallel.start import make_run_folder
+from holdall.distributed.processes import joined
+from holdall.evaluation.evaluate import evaluate_model
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate_model
+from holdall.training.start import make_run_folder
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 

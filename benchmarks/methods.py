@@ -28,17 +28,17 @@ import torch.nn.functional as F
 
 from benchmarks.card import RESULTS, print_table, write_card
 from benchmarks.figure import line_chart
-from holdall.bags import EmbeddingBags
+from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.synthetic import best_possible_of, preset, write_prepared
-from holdall.errors import ConfigError
+from holdall.embedding.bags import EmbeddingBags
+from holdall.evaluation.evaluate import evaluate_model
 from holdall.models import DLRM, DLRMConfig
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import METHODS, Dense, Method
 from holdall.tables.budget import suggest
-from holdall.training.evaluation import evaluate_model
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 BUDGETS = {"1/4": 1 / 4, "1/20": 1 / 20, "1/100": 1 / 100, "1/1000": 1 / 1000}
 RATES = (0.01, 0.03, 0.1)

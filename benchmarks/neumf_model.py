@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import NegativeSampling
-from holdall.errors import ConfigError
+from holdall.embedding.bags import EmbeddingBags
+from holdall.evaluation.evaluate import pick_device, rank_model
 from holdall.models import NCF, NCFConfig
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.schedule import Schedule
 from holdall.tables import Dense, Method, MixedDimension
 from holdall.tables.budget import find_method, suggest
-from holdall.training.evaluation import pick_device, rank_model
-from holdall.training.optimizers import OptimizerConfig, Optimizers
-from holdall.training.schedule import Schedule
 from holdall.training.step import logloss, squared_length
 
 NEGATIVES = 4

@@ -34,8 +34,8 @@ from benchmarks.card import alternate, print_table, summary, write_card
 from benchmarks.session_log import SessionLog, write_sessions
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
+from holdall.data.schema import Schema
 from holdall.popularity.bijection import load_orders
-from holdall.schema import Schema
 from holdall.tables.tensor_train import TensorTrain, TensorTrainTable
 
 Array = npt.NDArray[Any]

@@ -16,9 +16,9 @@ from pathlib import Path
 from benchmarks.card import print_table, write_card
 from benchmarks.hot_batches import steady_speed
 from benchmarks.tiers_disk import write_data
-from holdall.tiers.device_times import DeviceTimes
+from holdall.runtime.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
-from holdall.training.strategy import Split
+from holdall.training.strategies.base import Split
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 

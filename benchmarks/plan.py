@@ -31,27 +31,27 @@ import numpy as np
 import torch
 
 from benchmarks.card import print_table, summary, write_card
-from holdall.batch import Batch
+from holdall.common.sizes import readable_bytes
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
+from holdall.data.schema import Schema
 from holdall.data.synthetic import preset, write_prepared
-from holdall.parallel.strategies import ALONE as STRATEGIES
-from holdall.placement.cost import Problem
-from holdall.placement.fit import shortages
-from holdall.placement.hardware import Hardware, middle_of
-from holdall.placement.lookups import Lookups, choose_hot
-from holdall.placement.measure import measure_hardware
-from holdall.placement.plan import Plan
-from holdall.placement.planner import PlanConfig, find_lookups, make_problem, plan_problem, predict_problem
+from holdall.optim.optimizers import Optimizers
+from holdall.planning.lookup_counts import Lookups, choose_hot
+from holdall.planning.machine.hardware import Hardware, middle_of
+from holdall.planning.machine.measure import measure_hardware
+from holdall.planning.memory_check import shortages
+from holdall.planning.plan import Plan
+from holdall.planning.planner import PlanConfig, find_lookups, make_problem, plan_problem, predict_problem
+from holdall.planning.step_cost import Problem
 from holdall.popularity.profile import fingerprint
-from holdall.schema import Schema
-from holdall.sizes import readable_bytes
+from holdall.runtime.allocator import keep_freed_memory
+from holdall.runtime.device_times import DeviceTimes
 from holdall.tables import Dense
-from holdall.tiers.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
-from holdall.training.memory import keep_freed_memory
-from holdall.training.optimizers import Optimizers
-from holdall.training.planned import follow
+from holdall.training.follow_plan import follow
 from holdall.training.step import Step, logloss
+from holdall.training.strategies.registry import ALONE as STRATEGIES
 
 DIM = 16
 """Of both models."""

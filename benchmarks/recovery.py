@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from benchmarks.card import alternate, print_table, summary, write_card
+from holdall import checkpoint
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.training import checkpoint
-from holdall.training.evaluation import CHECKPOINTS
+from holdall.evaluation.evaluate import CHECKPOINTS
 
 PARTS = ("noticed", "restarted", "started", "loaded", "repeated")
 NOTES = (

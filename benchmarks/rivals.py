@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from holdall.batch import Batch
-from holdall.errors import HoldallError
-from holdall.schema import Schema
+from holdall.common.errors import HoldallError
+from holdall.data.batch import Batch
+from holdall.data.schema import Schema
 
 PACKAGES = {"torch_rechub": "torch-rechub", "deepctr_torch": "deepctr-torch"}
 # --no-deps, because their requirements would let pip replace torch; what they import besides is named instead.

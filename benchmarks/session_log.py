@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdall.common.files import atomic_folder
 from holdall.data.arrow_files import write_split_file
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
-from holdall.files import atomic_folder
-from holdall.schema import Feature, Schema, Split
+from holdall.data.schema import Feature, Schema, Split
 
 Array = npt.NDArray[Any]
 ROWS_PER_FILE = 1 << 16

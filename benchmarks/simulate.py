@@ -36,26 +36,26 @@ from torch import Tensor
 
 from benchmarks.bytes import ZIPF, batch
 from benchmarks.card import print_table, summary, write_card
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall.data.batch import Ids
 from holdall.data.synthetic import preset
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.cost import Links, Message
-from holdall.parallel.cut import cut_lookups
-from holdall.parallel.messages import (
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.processes import in_group
+from holdall.distributed.row_exchange import exchange_row_gradients
+from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.two_fold import two_fold
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.planning.collective_cost import Links, Message
+from holdall.planning.lookup_counts import Lookups
+from holdall.planning.machine.hardware import Collectives as Measured
+from holdall.planning.machine.measure_collectives import measure_collectives
+from holdall.planning.messages import (
     data_parallel_messages,
     sent_by_kind,
     table_wise_messages,
     two_fold_messages,
 )
-from holdall.parallel.processes import in_group
-from holdall.parallel.row_exchange import exchange_row_gradients
-from holdall.parallel.table_wise import TableWiseBags, deal_tables
-from holdall.parallel.two_fold import two_fold
-from holdall.placement.hardware import Collectives as Measured
-from holdall.placement.lookups import Lookups
-from holdall.placement.measure_processes import measure_collectives
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.planning.two_fold_cut import cut_lookups
 
 WAYS = ("two-fold", "two-fold, chosen", "row-wise", "table-wise", "data-parallel")
 WARMUP = 2

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from benchmarks.card import print_table, write_card
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall import checkpoint
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Frobenius, Method, TensorTrain
-from holdall.training import checkpoint
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS, DIM, BATCH, STEPS = 10**10, 128, 2048, 20
 

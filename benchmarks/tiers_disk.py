@@ -24,10 +24,10 @@ import numpy as np
 
 from benchmarks.card import print_table, write_card
 from benchmarks.hot_batches import KAGGLE_ROWS, steady_speed
+from holdall.common.sizes import readable_bytes
 from holdall.data.arrow_files import write_split_file
+from holdall.data.schema import DenseColumn, Feature, Schema, Split
 from holdall.data.zipf import Zipf
-from holdall.schema import DenseColumn, Feature, Schema, Split
-from holdall.sizes import readable_bytes
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer

@@ -31,13 +31,13 @@ import torch
 
 from benchmarks.card import print_table, write_card
 from benchmarks.tiers_disk import DIM, ZIPF, write_data
-from holdall.batch import Batch
+from holdall.common.sizes import parse_bytes
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.zipf import Zipf
-from holdall.sizes import parse_bytes
-from holdall.tiers.device_times import DeviceTimes
+from holdall.runtime.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
-from holdall.training.strategy import Split
+from holdall.training.strategies.base import Split
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 
@@ -117,9 +117,9 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
     kind, _, shape = name.partition("@")
     fetch_by, _, depth = kind.partition("-")
     if shape:
-        from holdall.kernels import far_rows_triton
+        from holdall.kernels import host_rows_triton
 
-        far_rows_triton.ALONE = far_rows_triton.BESIDE = far_rows_triton.Shape(*map(int, shape.split("x")))
+        host_rows_triton.ALONE = host_rows_triton.BESIDE = host_rows_triton.Shape(*map(int, shape.split("x")))
     tiered: dict[str, Any] = {}
     if name != "plain":
         tiered = {

@@ -19,14 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.card import alternate, print_table, summary, write_card
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.synthetic import PRESETS
 from holdall.data.zipf import Zipf
 from holdall.models import DLRM, configuration
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.runtime.allocator import keep_freed_memory
 from holdall.tables import Frobenius, Method, TensorTrain
-from holdall.training.memory import keep_freed_memory
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS = PRESETS["criteo-kaggle"].cardinalities
 NUM_DENSE = 13

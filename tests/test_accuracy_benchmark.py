@@ -13,10 +13,10 @@ import torch
 from benchmarks import accuracy, accuracy_runs, accuracy_tables, rivals
 from benchmarks.accuracy import Work, best_setting, jobs_of, run_set, sides_of
 from benchmarks.accuracy_runs import FIT, RULES, Job, build, run, stepper, train
+from holdall.common.errors import HoldallError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import preset, write_prepared
-from holdall.errors import HoldallError
-from holdall.training.evaluation import evaluate_model
+from holdall.evaluation.evaluate import evaluate_model
 
 SETTING = (0.01, 0.03)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import card
-from holdall.environment import environment
+from holdall.common.environment import environment
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from holdall.cli import main
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.synthetic import preset, write_tsv
-from tests.placement.made_up_hardware import hardware
+from tests.planning.made_up_hardware import hardware
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FAST = ["--dim", "4", "--bottom", "8", "--top", "8"]

@@ -9,24 +9,28 @@ Every command of the command line is a function here with the same name.
 
 from __future__ import annotations
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
-from holdall.compress import compress
+from holdall.commands.inspect import inspect
+from holdall.common.errors import HoldallError
+from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.encode import encode_rows
 from holdall.data.loader import Loader
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.errors import HoldallError
-from holdall.inspection import inspect
+from holdall.data.schema import Feature, Schema
+from holdall.embedding.bags import EmbeddingBags
+from holdall.embedding.compress import compress
+from holdall.evaluation.evaluate import evaluate, evaluate_model, evaluate_ranking, load_model
+from holdall.evaluation.grouped import GroupedAUC, grouped_metrics
+from holdall.evaluation.ranking import RankingMetrics, ranking_metrics
 from holdall.models import DLRM, DLRMConfig
-from holdall.placement.hardware import Hardware
-from holdall.placement.measure import measure_hardware as hardware
-from holdall.placement.plan import Plan
-from holdall.placement.planner import PlanConfig, plan
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.planning.machine.hardware import Hardware
+from holdall.planning.machine.measure import measure_hardware as hardware
+from holdall.planning.plan import Plan
+from holdall.planning.planner import PlanConfig, plan
 from holdall.popularity.measure import ProfileConfig, profile
 from holdall.popularity.order import OrderConfig, order
 from holdall.popularity.profile import Profile
-from holdall.schema import Feature, Schema
 from holdall.tables import (
     METHODS,
     Clustered,
@@ -47,10 +51,6 @@ from holdall.tables import (
 )
 from holdall.tables.budget import suggest
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate, evaluate_model, evaluate_ranking, load_model
-from holdall.training.grouped import GroupedAUC, grouped_metrics
-from holdall.training.optimizers import OptimizerConfig, Optimizers
-from holdall.training.ranking import RankingMetrics, ranking_metrics
 from holdall.training.step import logloss
 from holdall.training.trainer import train
 

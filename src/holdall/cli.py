@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from holdall.common.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
+from holdall.common.settings import overlay, read_toml
 from holdall.data.prepare import PrepareConfig
-from holdall.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
-from holdall.placement.planner import PlanConfig
+from holdall.planning.planner import PlanConfig
 from holdall.popularity.measure import ProfileConfig
 from holdall.popularity.order import OrderConfig
-from holdall.settings import overlay, read_toml
 from holdall.training.config import TrainConfig
 
 try:
@@ -38,8 +38,8 @@ def prepare(
         out: Folder to make.
         config: TOML file with values for the options below; what is given on the command line goes before it.
     """
+    from holdall.commands.inspect import inspect, show
     from holdall.data.prepare import prepare as run
-    from holdall.inspection import inspect, show
 
     run(sources, out, settings)
     show(inspect(out))
@@ -112,9 +112,9 @@ def hardware(
         disk: Folder on the disk to measure; a file is made there and removed.
         json: Print the rates as JSON on stdout.
     """
-    from holdall.placement.hardware import default_path
-    from holdall.placement.measure import measure_hardware
-    from holdall.placement.show import show_hardware
+    from holdall.planning.machine.hardware import default_path
+    from holdall.planning.machine.measure import measure_hardware
+    from holdall.planning.render import show_hardware
 
     out = default_path() if out is None else out
     measured = measure_hardware(device, folder=disk, note=lambda stage: print(f"measuring {stage}", file=sys.stderr))
@@ -148,7 +148,7 @@ def plan(
         explain: Table whose place is explained.
         json: Print the plan as JSON on stdout.
     """
-    from holdall.placement.command import run_plan
+    from holdall.planning.command import run_plan
 
     run_plan(data, settings, out=out, hardware=hardware, profile=profile, edited=edited, explain=explain, as_json=json)
 
@@ -175,7 +175,7 @@ def simulate(
         batch_size: Samples a step of all processes together; when absent each keeps its share of the plan's.
         json: Print JSON on stdout.
     """
-    from holdall.placement.simulate_command import run_simulate
+    from holdall.planning.simulate_command import run_simulate
 
     run_simulate(
         plan,
@@ -244,7 +244,7 @@ def evaluate(
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
-    from holdall.training.evaluation import evaluate as measure
+    from holdall.evaluation.evaluate import evaluate as measure
 
     metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
@@ -262,13 +262,13 @@ def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.ar
         path: The artifact.
         json: Print JSON on stdout.
     """
-    from holdall import inspection
+    from holdall.commands import inspect
 
-    description = inspection.inspect(path)
+    description = inspect.inspect(path)
     if json:
         _print_json(description)
     else:
-        inspection.show(description)
+        inspect.show(description)
 
 
 def doctor(
@@ -285,7 +285,7 @@ def doctor(
         verify: Compare the hashes of the files too.
         json: Print JSON on stdout.
     """
-    from holdall.placement.doctor import examine, show
+    from holdall.commands.doctor import examine, show
 
     found = examine(data, plan, verify=verify)
     if json:
@@ -304,7 +304,7 @@ def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = Fa
         rows: Clicks to generate.
         overwrite: Replace the folder if it exists.
     """
-    from holdall.demo import run
+    from holdall.commands.demo import run
 
     run(out, rows=rows, overwrite=overwrite)
 
@@ -396,7 +396,7 @@ def _option(given: Sequence[str], name: str) -> str | None:
 def _report(title: str, metrics: dict[str, Any] | None) -> None:
     from rich.console import Console
 
-    from holdall.inspection import table
+    from holdall.commands.inspect import table
 
     console = Console()
     console.print(f"[bold]{title}[/bold]")
@@ -411,7 +411,7 @@ def _report(title: str, metrics: dict[str, Any] | None) -> None:
 def _report_stages(stages: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from holdall.inspection import table
+    from holdall.commands.inspect import table
 
     shown = table("stage", "predicted ms", "measured ms")
     for row in stages:
@@ -426,7 +426,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _fail_as_rank(error: HoldallError) -> None:
     """Under torchrun: say which rank failed, unless another one says it."""
-    from holdall.parallel.processes import ElsewhereError
+    from holdall.distributed.processes import ElsewhereError
 
     if isinstance(error, ElsewhereError):
         raise SystemExit(2)

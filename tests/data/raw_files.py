@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdall.data.criteo import CATEGORICAL, DENSE
+from holdall.data.formats.criteo import CATEGORICAL, DENSE
 from holdall.data.id_map import load_id_maps
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 
 
 def criteo_line(label: object = 0, dense: Sequence[object] = (), values: Sequence[str] = ()) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdall.data.avazu import CATEGORICAL
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.formats.avazu import CATEGORICAL
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split, write_lines
 
 HEADER = ",".join(["id", "click", "hour", *CATEGORICAL])

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split
 
 USERS = [
@@ -110,7 +110,7 @@ def test_every_line_is_read_or_listed(tmp_path: Path) -> None:
 
 
 def test_a_rating_twice_in_different_blocks_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdall.data import bookcrossing
+    from holdall.data.formats import bookcrossing
     from holdall.data.read_text import read_text
 
     monkeypatch.setattr(bookcrossing, "read_text", lambda path, layout: read_text(path, layout, block_bytes=40))

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdall.common.errors import DataError
 from holdall.data import id_map as module
 from holdall.data.id_map import IdMap, id_dtype
-from holdall.errors import DataError
 
 
 def make(values: list[str | None]) -> IdMap:

@@ -17,12 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdall.batch import Batch
+from holdall.common.errors import CheckpointError, ConfigError, DataError
+from holdall.common.files import sha256
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader, Position, prefetched
-from holdall.errors import CheckpointError, ConfigError, DataError
-from holdall.files import sha256
-from holdall.schema import DataFile, DenseColumn, Feature, Schema, Split
+from holdall.data.schema import DataFile, DenseColumn, Feature, Schema, Split
 
 NUM_DENSE = 3
 

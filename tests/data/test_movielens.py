@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import load_id_maps
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split, write_lines
 
 # user::item::rating::time; user 1's last is film 30, user 2's 20; user 3 has one event.

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdall.common.errors import CheckpointError, ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import load_id_maps
 from holdall.data.items import ITEMS_FILE, ItemTable
@@ -17,9 +18,8 @@ from holdall.data.loader import Loader
 from holdall.data.negatives import NegativeSampling, Positives, draw_candidates, draw_negatives, training_loader
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
-from holdall.errors import CheckpointError, ConfigError, DataError
+from holdall.evaluation.evaluate import evaluate_ranking
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate_ranking
 from holdall.training.trainer import train
 from tests.data.raw_files import write_lines
 from tests.data.test_taobao import write_set

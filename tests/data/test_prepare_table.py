@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.encode import encode_rows
+from holdall.data.formats.custom import load_layout
 from holdall.data.id_map import id_map_path, load_id_maps
 from holdall.data.layout import Layout, RawFeature, TextFormat
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.read_text import read_text
-from holdall.data.table import load_layout
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split
 
 EXAMPLE = Path(__file__).parents[2] / "configs/table-example.toml"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdall.common.errors import ConfigError, DataError, HoldallError
 from holdall.data.click_log import BLOCK_ROWS, draw_ids, group_of
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import DataSet
@@ -26,8 +27,7 @@ from holdall.data.synthetic import (
     write_tsv,
 )
 from holdall.data.zipf import HEAD, Zipf
-from holdall.errors import ConfigError, DataError, HoldallError
-from holdall.training.metrics import exact_auc
+from holdall.evaluation.metrics import exact_auc
 
 SMALL = SyntheticConfig(rows=20_000, cardinalities=(3, 50, 2000, 100_000), num_dense=2)
 CRITEO = preset("criteo-kaggle", scale=0.001, rows=3_000)

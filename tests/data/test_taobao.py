@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.formats.taobao import USER_COLUMNS
 from holdall.data.id_map import load_id_maps
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.taobao import USER_COLUMNS
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split, write_lines
 
 USERS = ["0 8 2 2 2 2 3 0 3 ", "1 0 4 2 4 0 3 0 4 ", "2 0 3 2 3 0 3 0 3 "]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from holdall.common.errors import DataError
+from holdall.data.formats.yelp import ITEM_COLUMNS, USER_COLUMNS
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.yelp import ITEM_COLUMNS, USER_COLUMNS
-from holdall.errors import DataError
 from tests.data.raw_files import read_map, read_split, write_lines
 from tests.data.test_taobao import write_set
 

@@ -11,12 +11,12 @@ from typing import get_args, get_type_hints
 import pytest
 
 from holdall.cli import evaluate, main
+from holdall.common.settings import overlay
 from holdall.data.dataset import DataSet
-from holdall.data.formats import FORMATS
+from holdall.data.formats.registry import FORMATS
 from holdall.data.id_map import load_id_maps
 from holdall.data.prepare import PrepareConfig
-from holdall.schema import Schema
-from holdall.settings import overlay
+from holdall.data.schema import Schema
 from holdall.training.config import TrainConfig
 
 PAGE = Path(__file__).parents[2] / "docs/your-data.md"

@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from holdall.errors import HoldallError
-from holdall.parallel.processes import Processes, joined
-from holdall.training import checkpoint
-from holdall.training.checkpoint import HotPart
+from holdall import checkpoint
+from holdall.checkpoint import HotPart
+from holdall.common.errors import HoldallError
+from holdall.distributed.processes import Processes, joined
 
 CPU = torch.device("cpu")
 NUM_ROWS, HOT = 40, 6
@@ -225,7 +225,7 @@ def load_what_does_not_fit(folder: str) -> tuple[str, str, float]:
 
 def find_sound(folder: str) -> list[Any]:
     """What is found, the warnings that this process gives, and the files that it hashed."""
-    from holdall.files import sha256
+    from holdall.common.files import sha256
 
     hashed = []
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.gradient_buckets import GradientBuckets
+from holdall.distributed.processes import joined
+from holdall.distributed.row_exchange import exchange_row_gradients
 from holdall.models.model import Model
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.gradient_buckets import GradientBuckets
-from holdall.parallel.processes import joined
-from holdall.parallel.row_exchange import exchange_row_gradients
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tables import Frobenius, Hashed, Method, TensorTrain
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
 from tests.tiers import small
 
 CPU = torch.device("cpu")

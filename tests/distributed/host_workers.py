@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from holdall.errors import ProcessError
-from holdall.parallel.addresses import choose_interface, interface_addresses
-from holdall.parallel.processes import joined
-from holdall.parallel.shared_folder import check_shared
+from holdall.common.errors import ProcessError
+from holdall.distributed.addresses import choose_interface, interface_addresses
+from holdall.distributed.processes import joined
+from holdall.distributed.shared_folder import check_shared
 
 
 def folders(given: list[str]) -> str:

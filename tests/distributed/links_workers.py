@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.links import MODELS, WAYS, make_batch
 from benchmarks.links_sides import Ours, build_model
-from holdall.parallel.processes import joined
+from holdall.distributed.processes import joined
 
 ROWS = [50, 3, 400]
 SIZE = 64

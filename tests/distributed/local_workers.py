@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.batch import Batch
+from holdall.data.batch import Batch
+from holdall.distributed.processes import Processes, joined
 from holdall.models.model import Model
-from holdall.parallel.data_parallel import DataParallel
-from holdall.parallel.local import Local
-from holdall.parallel.processes import Processes, joined
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.training.config import TrainConfig
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.training.strategies.data_parallel import DataParallel
+from holdall.training.strategies.local import Local
 from tests.distributed.gradient_workers import global_batches, part_of
 from tests.tiers import small
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdall.errors import HoldallError, NonFiniteLossError, ProcessError
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.processes import ElsewhereError, joined
-from holdall.parallel.spread_tables import TwoFoldTables
+from holdall.common.errors import HoldallError, NonFiniteLossError, ProcessError
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.processes import ElsewhereError, joined
 from holdall.training.config import TrainConfig
 from holdall.training.step import Step
+from holdall.training.strategies.sharded import TwoFoldTables
 from holdall.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")

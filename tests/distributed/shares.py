@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.training.optimizers import OptimizerConfig, Optimizers
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 
 ROWS = {"a": 40, "b": 3, "c": 90}
 FEATURES = {"f": "a", "g": "b", "h": "c", "i": "a"}

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.training.config import TrainConfig
 from tests.distributed.harness import run
 

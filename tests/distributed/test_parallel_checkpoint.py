@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdall.training import checkpoint
-from holdall.training.checkpoint.dealing import ROWS_OF_EACH, ROWS_OF_ONE, WHOLE, Offer, deal_offers
+from holdall import checkpoint
+from holdall.checkpoint.row_assignment import ROWS_OF_EACH, ROWS_OF_ONE, WHOLE, Offer, deal_offers
 from tests.distributed import checkpoint_workers as planted
 from tests.distributed.harness import WorkerFailed, run
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from holdall.errors import ConfigError, ProcessError
-from holdall.parallel import processes
-from holdall.parallel.processes import joined
+from holdall.common.errors import ConfigError, ProcessError
+from holdall.distributed import processes
+from holdall.distributed.processes import joined
 from tests.distributed.harness import WorkerFailed, free_port, run
 
 HERE = "tests.distributed.process_workers"

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.simulate import WAYS, compare, law
 from holdall.data.zipf import Zipf
-from holdall.parallel.messages import two_fold_messages
+from holdall.planning.messages import two_fold_messages
 
 
 def test_bytes_are_those_that_were_expected() -> None:

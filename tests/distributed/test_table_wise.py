@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.errors import ConfigError, IdError
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.processes import in_group
-from holdall.parallel.table_wise import TableWiseBags, deal_tables
+from holdall.common.errors import ConfigError, IdError
+from holdall.data.batch import Ids
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.processes import in_group
+from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tables import QuotientRemainder
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
 from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn

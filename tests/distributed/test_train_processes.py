@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdall import checkpoint
+from holdall.common.errors import ConfigError
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.errors import ConfigError
-from holdall.placement.planner import PlanConfig, plan
-from holdall.training import checkpoint
+from holdall.evaluation.evaluate import CHECKPOINTS, evaluate
+from holdall.planning.planner import PlanConfig, plan
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS, evaluate
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
 from holdall.training.trainer import STAGES_FILE, train
 from tests.distributed.harness import free_port, run
-from tests.placement.made_up_hardware import hardware
+from tests.planning.made_up_hardware import hardware
 
 HERE = "tests.distributed.process_workers"
 SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError
-from holdall.parallel.collectives import Collectives
-from holdall.parallel.processes import in_group
-from holdall.parallel.shards import Shards
-from holdall.parallel.two_fold import TwoFold, two_fold
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.distributed.collectives import Collectives
+from holdall.distributed.processes import in_group
+from holdall.distributed.shards import Shards
+from holdall.distributed.two_fold import TwoFold, two_fold
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from benchmarks.namespaces import INTERFACE, Host, hosts, unavailable
-from holdall.errors import ProcessError
-from holdall.parallel import addresses
-from holdall.parallel.addresses import cure, prepare_addresses
+from holdall.common.errors import ProcessError
+from holdall.distributed import addresses
+from holdall.distributed.addresses import cure, prepare_addresses
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from holdall.checkpoint import saving
 from holdall.cli import main
-from holdall.errors import ProcessError
-from holdall.parallel import start
-from holdall.training import trainer
-from holdall.training.checkpoint import writing
+from holdall.common.errors import ProcessError
+from holdall.training import start, trainer
 from holdall.training.config import TrainConfig
 from holdall.training.trainer import Trainer
 
@@ -154,7 +153,7 @@ def _in_restore(step: int, deed: Callable[[], None]) -> None:
 
 def _in_shard(step: int, deed: Callable[[], None]) -> None:
     """When half of a shard has been written."""
-    original = writing.save_file
+    original = saving.save_file
 
     def save_file(tensors: dict[str, torch.Tensor], file: Path) -> None:
         original(tensors, file)
@@ -166,44 +165,44 @@ def _in_shard(step: int, deed: Callable[[], None]) -> None:
                 raise SafetensorError(f"Error while serializing: I/O error: {error.strerror} (os error 28)") from error
             original(tensors, file)
 
-    writing.save_file = save_file
+    saving.save_file = save_file
 
 
 def _after_shards(step: int, deed: Callable[[], None]) -> None:
     """When this process has written its part."""
-    original = writing._write_part
+    original = saving._write_part
 
-    def write_part(planned: writing.Planned, processes: Any) -> dict[str, Any]:
+    def write_part(planned: saving.Planned, processes: Any) -> dict[str, Any]:
         written = original(planned, processes)
         if planned.step == step:
             deed()
         return written
 
-    writing._write_part = write_part
+    saving._write_part = write_part
 
 
 def _before_manifest(step: int, deed: Callable[[], None]) -> None:
     """On rank 0, when all have written theirs."""
-    original = writing._manifest
+    original = saving._manifest
 
-    def manifest(planned: writing.Planned, written: Any) -> dict[str, Any]:
+    def manifest(planned: saving.Planned, written: Any) -> dict[str, Any]:
         if planned.step == step:
             deed()
         return original(planned, written)
 
-    writing._manifest = manifest
+    saving._manifest = manifest
 
 
 def _before_prune(step: int, deed: Callable[[], None]) -> None:
     """On rank 0, when the checkpoint is complete and nobody has been told."""
-    original = writing.prune
+    original = saving.prune
 
     def prune(folder: Path, newest: Path, number: int, keep: int) -> None:
         if number == step:
             deed()
         original(folder, newest, number, keep)
 
-    writing.prune = prune
+    saving.prune = prune
 
 
 PLACES: dict[str, Callable[[int, Callable[[], None]], None]] = {

@@ -23,8 +23,8 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from holdall.training import checkpoint
-from holdall.training.evaluation import CHECKPOINTS
+from holdall import checkpoint
+from holdall.evaluation.evaluate import CHECKPOINTS
 from holdall.training.tracking import read_metrics, read_run
 from tests.distributed import harness  # noqa: F401  # the server imports what it says
 from tests.faults.inject import Fault, mark_of, work

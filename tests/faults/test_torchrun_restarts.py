@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from holdall.training import checkpoint
+from holdall import checkpoint
 from tests.distributed.harness import free_port
 from tests.faults.launch import SMALL, Launched, left_over
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from holdall import checkpoint
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.training import checkpoint
-from holdall.training.evaluation import CHECKPOINTS
+from holdall.evaluation.evaluate import CHECKPOINTS
 
 
 def write_clicks(folder: Path, rows: int) -> Path:

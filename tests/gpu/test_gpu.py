@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.kernels.path import HAS_TRITON, kernel_path
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.row_gradient import RowGradient
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.training.config import TrainConfig
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 

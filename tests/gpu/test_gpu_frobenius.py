@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from holdall.kernels.path import HAS_TRITON
+from holdall.kernels.dispatch import HAS_TRITON
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
@@ -16,12 +16,12 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from benchmarks.gpu_timing import captured
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.frobenius import frobenius_bags, frobenius_rows_many
 from holdall.kernels.side_stream import one_after_the_other
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Frobenius
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 from tests.kernels import frobenius_checks as checks
 from tests.kernels import placed_checks
 

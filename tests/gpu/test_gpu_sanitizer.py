@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from holdall.kernels.path import HAS_TRITON
+from holdall.kernels.dispatch import HAS_TRITON
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
-from holdall.cuda_graph import captured, no_waiting
-from holdall.errors import ConfigError
-from holdall.kernels.path import HAS_TRITON, kernel_path
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import HAS_TRITON, kernel_path
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.runtime.batch_prefetch import copied_ahead
+from holdall.runtime.cuda_graph import captured, no_waiting
 from holdall.tables import Frobenius, HotCold
 from holdall.training.config import TrainConfig
-from holdall.training.copy_ahead import copied_ahead
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer, train
 

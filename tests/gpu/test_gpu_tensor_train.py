@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.kernels.path import HAS_TRITON, kernel_path
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.tensor_train import tensor_train_rows
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import TensorTrain
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)

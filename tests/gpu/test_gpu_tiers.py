@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdall.errors import ConfigError
-from holdall.kernels.path import HAS_TRITON
+from holdall.common.errors import ConfigError
+from holdall.evaluation.evaluate import evaluate
+from holdall.kernels.dispatch import HAS_TRITON
 from holdall.models.layers import mlp
-from holdall.placement.clock import Clock
-from holdall.placement.measure_captured import measure_captured
-from holdall.placement.measure_pinned import pinned_rows
-from holdall.placement.planner import PlanConfig, plan, predict
+from holdall.planning.machine.clock import Clock
+from holdall.planning.machine.measure_captured import measure_captured
+from holdall.planning.machine.measure_pinned import pinned_rows
+from holdall.planning.planner import PlanConfig, plan, predict
+from holdall.runtime.graph_cache import Replayed
 from holdall.tables import Frobenius
-from holdall.tiers.replayed import Replayed
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate
 from holdall.training.trainer import Trainer, train
 
 if not torch.cuda.is_available():
@@ -29,7 +29,7 @@ if not HAS_TRITON:
 
 from tests.gpu.runs import model_of, write_clicks
 from tests.kernels import far_rows_checks as checks
-from tests.placement.made_up_hardware import hardware
+from tests.planning.made_up_hardware import hardware
 
 SMALL = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
 SPLIT = replace(SMALL, strategy="split", hot_bytes="20KB")

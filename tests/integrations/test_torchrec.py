@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import holdall
-from holdall.batch import Ids
-from holdall.errors import ConfigError, DataError, IdError
+from holdall.common.errors import ConfigError, DataError, IdError
+from holdall.data.batch import Ids
 from holdall.integrations.torchrec import BagCollection, from_collection, from_jagged, to_collection, to_jagged
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Dense, TensorTrain
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 torchrec = pytest.importorskip(
     "torchrec", reason="torchrec is not installed (docs/torchrec.md says which versions fit together)"

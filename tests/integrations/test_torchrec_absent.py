@@ -11,7 +11,7 @@ def test_without_torchrec_the_extra_is_named() -> None:
 import sys
 sys.modules["torchrec"] = None
 from holdall.integrations.torchrec import from_collection
-from holdall.errors import MissingDependencyError
+from holdall.common.errors import MissingDependencyError
 try:
     from_collection(object())
 except MissingDependencyError as error:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
 from holdall.kernels.frobenius import frobenius_bags, frobenius_rows_many
-from holdall.kernels.path import HAS_TRITON, INTERPRETED
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)

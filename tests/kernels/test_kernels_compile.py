@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdall.kernels.path import HAS_TRITON, INTERPRETED
+from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.kernels.path import HAS_TRITON, INTERPRETED
+from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
 
 if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Ids
-from holdall.errors import ConfigError
-from holdall.kernels.path import HAS_TRITON, INTERPRETED, kernel_path
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED, kernel_path
 from holdall.kernels.tensor_train import tensor_train_rows
 from holdall.tables import TensorRing, TensorTrain
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models import Model, ModelConfig
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Frobenius, Hashed, HotCold, Method, Quantized, TensorTrain
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 from holdall.training.step import logloss
 
 METHODS: dict[str, Method | dict[str, Method] | None] = {

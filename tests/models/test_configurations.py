@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.schema import Schema
 from holdall.models import CONFIGURATIONS, DCNConfig, DLRMConfig, NCFConfig, TBSMConfig, configuration
-from holdall.schema import Schema
 from holdall.training.config import TrainConfig
 from tests.models.made_up import click_batch, clicks, histories, history_batch
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
 from holdall.models import DCNConfig, configuration
 from holdall.models.dcn import CrossLayer
 from tests.models.made_up import METHODS, click_batch, clicks, learns, num_dense_parameters, same_parameters, trained

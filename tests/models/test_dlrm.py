@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models import CONFIGURATIONS, DLRMConfig, configuration
-from holdall.schema import DenseColumn, Feature, Schema
 
 
 def schema(num_dense: int, *rows: int) -> Schema:

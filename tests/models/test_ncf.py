@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError, IdError
+from holdall.common.errors import ConfigError, IdError
+from holdall.data.batch import Batch, Ids
 from holdall.models import NCFConfig, configuration
 from tests.models.made_up import (
     METHODS,

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError, DataError
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import Feature, Schema
 from holdall.kernels.interaction import dot_interaction_reference
 from holdall.models import TBSM, TBSMConfig, configuration
 from holdall.models.tbsm import FeatureRoles, attend, last_places
-from holdall.schema import Feature, Schema
 from holdall.tables import Hashed
 from tests.models.made_up import (
     METHODS,

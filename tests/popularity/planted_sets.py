@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from holdall.data.arrow_files import write_split_file
-from holdall.schema import Feature, Schema, Split
+from holdall.data.schema import Feature, Schema, Split
 
 
 def write_set(

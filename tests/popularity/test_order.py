@@ -18,23 +18,23 @@ import pytest
 import holdall
 from benchmarks.session_log import SessionLog, planted, write_sessions
 from holdall.cli import main
+from holdall.common.errors import CheckpointError, ConfigError, DataError, HoldallError, MissingDependencyError
+from holdall.common.files import sha256
 from holdall.data.arrow_files import write_batch, write_split_file
 from holdall.data.dataset import DataSet, read_columns
 from holdall.data.encode import Encoder, encode_rows
 from holdall.data.id_map import IdMap, id_map_path, load_id_maps
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
+from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.errors import CheckpointError, ConfigError, DataError, HoldallError, MissingDependencyError
-from holdall.files import sha256
+from holdall.evaluation.evaluate import evaluate
 from holdall.popularity import renumber
 from holdall.popularity.bijection import Bijection, fingerprint, load_orders, order_path
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs
 from holdall.popularity.order import OrderConfig, community_order, num_hot, order
-from holdall.schema import Schema
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import evaluate
 from holdall.training.trainer import train
 from tests.data.raw_files import criteo_line, read_map, read_split, write_lines
 

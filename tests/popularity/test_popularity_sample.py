@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 import holdall
 from holdall import Profile, ProfileConfig
+from holdall.common.errors import DataError
 from holdall.data.columns import Ragged
 from holdall.data.splits import hash_numbers
-from holdall.errors import DataError
 from holdall.popularity.count import choose_blocks
 from holdall.popularity.curves import ClusterShares, falling_estimate, t_quantile
-from holdall.popularity.hot import hot_rows
+from holdall.popularity.hot_rows import hot_rows
 from holdall.popularity.stream import FeatureStream
 from tests.popularity.planted_sets import in_popularity_order, write_set, zipf
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.errors import ConfigError, IdError
+from holdall.common.errors import ConfigError, IdError
 from holdall.tables import METHODS, Method, Table, method_from_json
 from holdall.tables.method import dense_std
 from holdall.tables.quantized import StochasticRoundingTable

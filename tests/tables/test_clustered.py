@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import Clustered
 from holdall.tables.clustered import ClusteredTable
 from holdall.tables.fitting import BLOCK_NUMBERS

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdall.errors import ConfigError, IdError
+from holdall.common.errors import ConfigError, IdError
 from holdall.kernels.frobenius import frobenius_bags, frobenius_rows, frobenius_rows_many
 from holdall.tables import Frobenius, Table
 from holdall.tables.frobenius import FrobeniusTable, grid_side

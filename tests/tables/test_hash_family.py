@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import Hashed, MemCom, Method, QuotientRemainder, Robe, Sketch
 from holdall.tables import fitting as fitting_module
 from holdall.tables.fitting import grid_tiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import Hashed
 from holdall.tables.hashing import buckets_of, hash_buckets, hash_ids, signs_of, stream
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import (
     METHODS,
     Clustered,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import MixedDimension, method_from_json, mixed_dimensions
 from holdall.tables.fitting import BLOCK_NUMBERS
 

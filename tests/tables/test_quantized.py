@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Quantized
 from holdall.tables.fitting import BLOCK_NUMBERS
 from holdall.tables.quantized import LearnedRoundingTable, QuantizedTable, StochasticRoundingTable
 from holdall.tables.rounding import dequantize, pack_pairs, quantize, round_stochastically, row_grid, unpack_pairs
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)
 LEARNED = Quantized(rounding="learned", trainable=True)

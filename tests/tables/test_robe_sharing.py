@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables import Robe, method_from_json
 from holdall.tables.robe import RobeTable, fit_shared, share_array
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.kernels import tensor_train as kernel
 from holdall.kernels.tensor_train import row_digits, tensor_train_rows
 from holdall.tables import TensorRing, TensorTrain, tt_svd

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Frobenius
-from holdall.training.optimizers import OptimizerConfig, Optimizers
 
 ROWS = {"a": 50, "b": 7, "c": 200}
 HOT = {"a": 5, "b": 7, "c": 20}

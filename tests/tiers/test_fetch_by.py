@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdall.errors import ConfigError
-from holdall.kernels.path import INTERPRETED
-from holdall.tiers.far_rows import DiskRows, FarRows
-from holdall.tiers.kernel_moves import chosen, why_not_by_kernels
-from holdall.tiers.place import place
+from holdall.common.errors import ConfigError
+from holdall.kernels.dispatch import INTERPRETED
+from holdall.tiers.host_rows import DiskRows, FarRows
+from holdall.tiers.kernel_mover import chosen, why_not_by_kernels
+from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
 from tests.tiers.small import HOT, build
 

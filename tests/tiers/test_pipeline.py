@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdall.batch import Batch
-from holdall.errors import ConfigError, TierError
-from holdall.kernels.far_rows import ROOM_SHIFT, held_by
+from holdall.common.errors import ConfigError, TierError
+from holdall.data.batch import Batch
+from holdall.kernels.host_rows import ROOM_SHIFT, held_by
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tiers.pipeline import Pipeline, rooms_for
-from holdall.tiers.place import Tiers, place
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.tiers.placement import Tiers, place
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from holdall.errors import CheckpointError, ConfigError
+from holdall.common.errors import CheckpointError, ConfigError
 from holdall.models.model import Model
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tables import Frobenius
-from holdall.tiers.place import Tiers, place
-from holdall.training.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.tiers.placement import Tiers, place
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
-from holdall.errors import CheckpointError, ConfigError
 from holdall.training.hot_batches import HotBatches, Interleaving
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.errors import TierError
+from holdall import checkpoint
+from holdall.common.errors import TierError
+from holdall.evaluation.evaluate import CHECKPOINTS
+from holdall.optim.optimizers import NAMES
 from holdall.tiers.tiered_pack import TieredPack, WorkingSet
-from holdall.training import checkpoint
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS
-from holdall.training.optimizers import NAMES
 from holdall.training.trainer import Trainer, train
 
 CONFIG = TrainConfig(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.training.config import TrainConfig
 from holdall.training.step import logloss, squared_length
 from holdall.training.trainer import Trainer, train

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from holdall.errors import ConfigError
-from holdall.kernels import path as paths
+from holdall.common.errors import ConfigError
+from holdall.evaluation.evaluate import load_model
+from holdall.kernels import dispatch as paths
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import load_model
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from holdall.batch import Batch, Ids
-from holdall.errors import DataError
+from holdall.common.errors import DataError
+from holdall.data.batch import Batch, Ids
 from holdall.training import tracking
 from holdall.training.tracking import Progress, RunLog, load_batch, read_metrics, read_run, save_batch
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from holdall import checkpoint
 from holdall.data.arrow_files import write_split_file
 from holdall.data.columns import offsets_of
 from holdall.data.dataset import DataSet
 from holdall.data.items import ItemTable
 from holdall.data.ranking import RankingCases
-from holdall.schema import Feature, Schema, Split
-from holdall.training import checkpoint
+from holdall.data.schema import Feature, Schema, Split
+from holdall.evaluation.evaluate import CHECKPOINTS, evaluate, evaluate_ranking, load_model
+from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig
-from holdall.training.evaluation import CHECKPOINTS, evaluate, evaluate_ranking, load_model
-from holdall.training.grouped import grouped_metrics
 from holdall.training.trainer import train
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4

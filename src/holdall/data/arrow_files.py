@@ -12,9 +12,9 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdall.errors import ConfigError
-from holdall.files import sha256
-from holdall.schema import DataFile
+from holdall.common.errors import ConfigError
+from holdall.common.files import sha256
+from holdall.data.schema import DataFile
 
 Array = npt.NDArray[Any]
 Lists = tuple[Array, Array]

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, TextIO
 
+from holdall.common.errors import DataError
 from holdall.data.rows import Refused
-from holdall.errors import DataError
 
 BAD_ROWS_FILE = "bad_rows.tsv"
 HEADER = "file\tline\treason\tcontent\n"

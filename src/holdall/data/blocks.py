@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from holdall.errors import DataError
+from holdall.common.errors import DataError
 
 # Bytes of text handled at once. 4M Criteo-shaped rows took 25, 25, 23, 25, 27 seconds of CPU time and 1.1, 1.2, 1.4,
 # 1.6, 2.1 GB of memory at their peak with blocks of 4, 8, 16, 32 and 64 MiB.

@@ -22,10 +22,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import ConfigError
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.teacher import FloatArray, Teacher, hash_uniform
 from holdall.data.zipf import Zipf
-from holdall.errors import ConfigError
 
 BLOCK_ROWS = 65_536
 HOT_SHARE = 0.05  # of a feature's ids belong to no group, as in EL-Rec's local order

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from holdall.batch import Batch, Ids
+from holdall.data.batch import Batch, Ids
 
 Array = npt.NDArray[Any]
 

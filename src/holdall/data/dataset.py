@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from holdall.batch import Batch
+from holdall.common.errors import DataError, did_you_mean
+from holdall.common.files import sha256
+from holdall.data.batch import Batch
 from holdall.data.columns import Array, Columns, Ragged
-from holdall.errors import DataError, did_you_mean
-from holdall.files import sha256
-from holdall.schema import SCHEMA_FILE, DataFile, Schema
+from holdall.data.schema import SCHEMA_FILE, DataFile, Schema
 
 CURE = "copy the folder again, or make it again with `holdall prepare`"
 

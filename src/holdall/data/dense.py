@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from holdall.schema import DenseColumn
+from holdall.data.schema import DenseColumn
 
 Array = npt.NDArray[Any]
 

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdall.batch import Batch
+from holdall.common.errors import DataError, did_you_mean
+from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
 from holdall.data.id_map import load_id_maps
-from holdall.errors import DataError, did_you_mean
-from holdall.schema import DenseColumn, Feature, Schema
+from holdall.data.schema import DenseColumn, Feature, Schema
 
 Array = npt.NDArray[Any]
 Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"

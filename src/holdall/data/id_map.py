@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdall.errors import DataError
-from holdall.schema import Schema
+from holdall.common.errors import DataError
+from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
 FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])

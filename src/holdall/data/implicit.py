@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdall.common.errors import DataError
 from holdall.data.columns import Ragged, offsets_of
 from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.items import ItemTable
@@ -27,9 +28,8 @@ from holdall.data.negatives import Positives, draw_candidates, repeated
 from holdall.data.ranking import RankingCases
 from holdall.data.raw_data import RawData, no_rows
 from holdall.data.rows import Refused, Rows, import_polars
+from holdall.data.schema import Schema
 from holdall.data.splits import SPLITS, TEST, TRAIN, VALID, hash_numbers
-from holdall.errors import DataError
-from holdall.schema import Schema
 
 if TYPE_CHECKING:
     from holdall.data.prepare import PrepareConfig

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdall.batch import Batch
+from holdall.common.errors import DataError
 from holdall.data.arrow_files import read_batch, write_batch
+from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
-from holdall.errors import DataError
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 
 Array = npt.NDArray[Any]
 ITEMS_FILE = "items.arrow"

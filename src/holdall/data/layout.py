@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdall.errors import ConfigError
-from holdall.schema import FeatureKind
+from holdall.common.errors import ConfigError
+from holdall.data.schema import FeatureKind
 
 RESERVED = (
     "label",

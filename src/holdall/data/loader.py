@@ -16,9 +16,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from holdall.batch import Batch
+from holdall.common.errors import CheckpointError, ConfigError, DataError
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.errors import CheckpointError, ConfigError, DataError
 
 Shuffle = Literal["blocks", "rows", "none"]
 

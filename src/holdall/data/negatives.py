@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdall.batch import Batch
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import DataSet
 from holdall.data.items import ITEMS_FILE, ItemTable, feature_columns
 from holdall.data.loader import Loader
 from holdall.data.splits import hash_numbers
-from holdall.errors import ConfigError, DataError
 
 Array = npt.NDArray[Any]
 ROUNDS = 32  # of drawing again; who has chosen half of all items is left over once in 2^32 draws

@@ -26,8 +26,8 @@ from holdall.data.layout import Layout
 from holdall.data.numbering import Numbering
 from holdall.data.raw_data import Read
 from holdall.data.rows import Rows, import_polars
+from holdall.data.schema import DataFile, DenseColumn, Feature, Split
 from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
-from holdall.schema import DataFile, DenseColumn, Feature, Split
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]

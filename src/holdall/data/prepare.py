@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from holdall.common.errors import ConfigError, DataError, HoldallError
+from holdall.common.files import atomic_folder, refuse_existing
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
-from holdall.data.formats import FORMATS
+from holdall.data.formats.custom import parse_positive
+from holdall.data.formats.registry import FORMATS
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
-from holdall.data.table import parse_positive
-from holdall.errors import ConfigError, DataError, HoldallError
-from holdall.files import atomic_folder, refuse_existing
-from holdall.schema import SCHEMA_FILE, Schema
+from holdall.data.schema import SCHEMA_FILE, Schema
 
 IMPLICIT = ("movielens", "taobao", "yelp")
 """Formats of implicit data: what is held out is events of users, not a fraction of rows."""

@@ -17,12 +17,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from holdall.batch import Batch
+from holdall.common.errors import DataError
 from holdall.data.arrow_files import read_batch, write_batch
+from holdall.data.batch import Batch
 from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
 from holdall.data.items import ItemTable
-from holdall.errors import DataError
 
 Array = npt.NDArray[Any]
 

@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.blocks import COMPRESSIONS
 from holdall.data.layout import Layout
 from holdall.data.rows import Refused, Rows, import_polars
+from holdall.data.schema import Schema
 from holdall.data.sources import find_sources
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Schema
 
 Read = Callable[[Path], Generator[Rows]]
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdall.common.errors import DataError
 from holdall.data.id_map import is_nameable
 from holdall.data.layout import Layout
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
-from holdall.errors import DataError
 
 if TYPE_CHECKING:
     import polars as pl

@@ -8,11 +8,11 @@ from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.blocks import BLOCK_BYTES, Block, ahead, last_line_end, read_blocks
 from holdall.data.layout import Layout, TextFormat
 from holdall.data.records import Records, check_records, last_even_newline
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
-from holdall.errors import ConfigError, DataError
 
 
 def read_text(path: Path, layout: Layout, block_bytes: int = BLOCK_BYTES) -> Generator[Rows]:

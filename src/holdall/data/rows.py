@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import DataError, MissingDependencyError, did_you_mean
 from holdall.data.layout import Layout, RawFeature
-from holdall.errors import DataError, MissingDependencyError, did_you_mean
 
 if TYPE_CHECKING:
     import polars as pl

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdall.errors import ConfigError, DataError
+from holdall.common.errors import ConfigError, DataError
 
 
 def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:

@@ -23,14 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import PARTIAL, atomic_folder, refuse_existing
 from holdall.data.arrow_files import write_split_file
 from holdall.data.click_log import BLOCK_ROWS, SyntheticConfig, draw_ids, generate, make_block
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
-from holdall.errors import ConfigError, did_you_mean
-from holdall.files import PARTIAL, atomic_folder, refuse_existing
-from holdall.schema import DenseColumn, Feature, Schema, Split
+from holdall.data.schema import DenseColumn, Feature, Schema, Split
 
 __all__ = [
     "PRESETS",
@@ -98,7 +98,7 @@ def preset(name: str, *, scale: float = 0.01, rows: int | None = None, **changes
 
 def best_possible(probability: npt.ArrayLike, label: npt.ArrayLike) -> dict[str, float]:
     """What the true probabilities [R] score on the labels [R] that were drawn from them."""
-    from holdall.training.metrics import exact_auc  # here, because training stands on data and not the reverse
+    from holdall.evaluation.metrics import exact_auc  # here, because training stands on data and not the reverse
 
     p = np.asarray(probability, dtype=np.float64)
     y = np.asarray(label, dtype=np.float64)

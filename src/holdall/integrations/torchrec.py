@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.bags import EmbeddingBags, module_name
-from holdall.batch import Ids
-from holdall.errors import ConfigError, DataError, MissingDependencyError, did_you_mean
+from holdall.common.errors import ConfigError, DataError, MissingDependencyError, did_you_mean
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.tables import Dense, Method, Table
 from holdall.tables.dense import DenseTable
 

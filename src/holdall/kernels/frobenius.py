@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from holdall.kernels.path import Path, takes_triton
+from holdall.kernels.dispatch import Path, takes_triton
 
 if TYPE_CHECKING:
     from holdall.kernels import frobenius_triton

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from holdall.kernels.path import Path, takes_triton
+from holdall.kernels.dispatch import Path, takes_triton
 
 ALIGNMENT = 8
 """The output's width is a multiple of this: the matrix units of a GPU need it in bf16, and on a CPU with AVX2 the

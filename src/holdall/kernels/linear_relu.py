@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.kernels.path import plain_torch
+from holdall.kernels.dispatch import plain_torch
 
 ALIGNMENT = 8
 """Inputs are padded with zeros to a multiple of this: rows of 13 numbers of 2 bytes miss the matrix units' fast way."""

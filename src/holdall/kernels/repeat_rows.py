@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from holdall.eager import eager
+from holdall.common.eager import eager
 
 
 def rows_of_distinct_reference(ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:

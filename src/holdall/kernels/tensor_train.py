@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from holdall.eager import eager
-from holdall.kernels.path import Path as KernelPath
-from holdall.kernels.path import takes_triton
+from holdall.common.eager import eager
+from holdall.kernels.dispatch import Path as KernelPath
+from holdall.kernels.dispatch import takes_triton
 
 Path = Literal["auto", "reference", "fast", "triton"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdall.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, did_you_mean
 from holdall.models.dcn import DCN, DCNConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
 from holdall.models.model import Model, ModelConfig

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from holdall.bags import EmbeddingBags
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.schema import Schema
+from holdall.embedding.bags import EmbeddingBags
 from holdall.models.layers import drawn_on, mlp
 from holdall.models.model import Model, ModelConfig, check_sizes
-from holdall.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

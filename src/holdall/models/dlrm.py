@@ -8,13 +8,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch
+from holdall.data.schema import Schema
+from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.interaction import dot_interaction, dot_interaction_of_rows, interaction_width
 from holdall.models.layers import mlp
 from holdall.models.model import LookedUp, Model, ModelConfig, check_sizes
-from holdall.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError
-from holdall.schema import Schema
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import Schema
+from holdall.embedding.bags import EmbeddingBags
 from holdall.tables import Method
 
 LookedUp = Tensor | tuple[Tensor, ...]

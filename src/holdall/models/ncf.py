@@ -17,12 +17,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import Schema
+from holdall.embedding.bags import EmbeddingBags
 from holdall.models.layers import mlp
 from holdall.models.model import Model, ModelConfig, check_sizes
-from holdall.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from holdall.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.settings import name_and_value, overlay, plain_value
 from holdall.models import ModelConfig, configuration
-from holdall.settings import name_and_value, overlay, plain_value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,14 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.bags import EmbeddingBags
-from holdall.batch import Batch, Ids
-from holdall.eager import eager
-from holdall.errors import ConfigError, DataError
+from holdall.common.eager import eager
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.batch import Batch, Ids
+from holdall.data.schema import Schema
+from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.interaction import dot_interaction, interaction_width
 from holdall.models.layers import drawn_on, mlp
 from holdall.models.model import Model, ModelConfig, check_sizes
-from holdall.schema import Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdall.common.errors import DataError
+from holdall.common.files import sha256
 from holdall.data.arrow_files import read_batch, write_batch
 from holdall.data.id_map import IdMap, id_dtype
-from holdall.errors import DataError
-from holdall.files import sha256
-from holdall.schema import Schema
+from holdall.data.schema import Schema
 
 Array = npt.NDArray[Any]
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdall.errors import MissingDependencyError
+from holdall.common.errors import MissingDependencyError
 from holdall.popularity.cooccurrence import Edges
 
 Array = npt.NDArray[Any]

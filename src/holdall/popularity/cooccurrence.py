@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
-from holdall.errors import ConfigError, DataError
-from holdall.schema import Feature, Schema
+from holdall.data.schema import Feature, Schema
 
 Array = npt.NDArray[Any]
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
-from holdall.data.formats import FORMATS
+from holdall.data.formats.registry import FORMATS
 from holdall.data.passes import Progress, SplitRule
 from holdall.data.prepare import PrepareConfig, progress_bar
 from holdall.data.rows import import_polars
-from holdall.errors import ConfigError, DataError
+from holdall.data.schema import SCHEMA_FILE
 from holdall.popularity.count import UNORDERED_FORMATS, is_ordered, profile_prepared
 from holdall.popularity.profile import Profile
 from holdall.popularity.raw import RawStream, profile_raw
 from holdall.popularity.stream import COUNTERS
-from holdall.schema import SCHEMA_FILE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,19 +20,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import ConfigError, DataError
+from holdall.common.files import atomic_folder, refuse_existing, sha256
+from holdall.common.sizes import parse_bytes, readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import IdMap, id_dtype, id_map_path
 from holdall.data.passes import Progress
 from holdall.data.prepare import check_output, progress_bar
-from holdall.errors import ConfigError, DataError
-from holdall.files import atomic_folder, refuse_existing, sha256
+from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.popularity import communities, cooccurrence
 from holdall.popularity.bijection import Bijection, fingerprint, load_orders
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs, features_of, tables_of
 from holdall.popularity.renumber import RenumberedFolder
-from holdall.schema import SCHEMA_FILE, Schema
-from holdall.sizes import parse_bytes, readable_bytes
 
 Array = npt.NDArray[Any]
 
@@ -225,7 +225,7 @@ def show(schema: Schema) -> None:
     """Print what `order` found for each table, for a person."""
     from rich.console import Console
 
-    from holdall.inspection import table as plain_table
+    from holdall.commands.inspect import table as plain_table
 
     record = schema.order or {}
     shown = plain_table("table", "rows", "ordered from", "communities", "their lookups")

@@ -25,11 +25,11 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from holdall.errors import ConfigError, DataError, did_you_mean
-from holdall.files import PARTIAL, read_json, write_json
+from holdall.common.errors import ConfigError, DataError, did_you_mean
+from holdall.common.files import PARTIAL, read_json, write_json
+from holdall.data.schema import FeatureKind, Schema
 from holdall.popularity.drift import Drift
 from holdall.popularity.thresholds import hot_bytes
-from holdall.schema import FeatureKind, Schema
 
 Array = npt.NDArray[Any]
 

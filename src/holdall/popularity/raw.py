@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import DataError
 from holdall.data.blocks import COMPRESSIONS
 from holdall.data.columns import Ragged, offsets_of
 from holdall.data.passes import SplitRule
@@ -24,7 +25,6 @@ from holdall.data.raw_data import RawData
 from holdall.data.read_parquet import SUFFIXES
 from holdall.data.rows import Rows, import_polars
 from holdall.data.splits import TRAIN, hash_numbers
-from holdall.errors import DataError
 from holdall.popularity.curves import CONFIDENCE
 from holdall.popularity.profile import Profile, Sample, Source, raw_fingerprint
 from holdall.popularity.stream import StreamCount

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import DataError
+from holdall.common.files import sha256
 from holdall.data.arrow_files import Lists, write_split_file
 from holdall.data.bad_rows import BAD_ROWS_FILE
 from holdall.data.columns import Columns, Ragged
@@ -22,10 +24,8 @@ from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
 from holdall.data.items import ITEMS_FILE, ItemTable
 from holdall.data.passes import Progress
 from holdall.data.ranking import RankingCases, ranking_path
-from holdall.errors import DataError
-from holdall.files import sha256
+from holdall.data.schema import DataFile, Feature, Schema
 from holdall.popularity.bijection import ORDER_FOLDER, Bijection, fingerprint
-from holdall.schema import DataFile, Feature, Schema
 
 Array = npt.NDArray[Any]
 USER = "user"  # the feature that ranking cases call so

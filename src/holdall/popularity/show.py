@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from holdall.inspection import table
+from holdall.commands.inspect import table
+from holdall.common.sizes import readable_bytes
 from holdall.popularity.profile import FeatureProfile, Profile
 from holdall.popularity.thresholds import hot_bytes
 from holdall.report.svg import Panel, chart
-from holdall.sizes import readable_bytes
 
 NAMED = 8
 """Most lines of the coverage figure with a name and a colour: more cannot be told apart."""

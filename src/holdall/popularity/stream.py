@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.errors import DataError
 from holdall.data.columns import Ragged
 from holdall.data.layout import RawFeature
-from holdall.errors import DataError
 from holdall.popularity.curves import ClusterShares, cumulative_at, log_grid, rounded
 from holdall.popularity.drift import DriftTracker
 from holdall.popularity.profile import Curve, FeatureProfile, HotCurve

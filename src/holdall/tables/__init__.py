@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from holdall.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, did_you_mean
 from holdall.tables.clustered import Clustered
 from holdall.tables.dense import Dense
 from holdall.tables.frobenius import Frobenius

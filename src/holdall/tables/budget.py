@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdall.errors import ConfigError, did_you_mean
-from holdall.sizes import parse_budget, readable_bytes
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.sizes import parse_budget, readable_bytes
 from holdall.tables.dense import Dense
 from holdall.tables.hashed import Hashed
 from holdall.tables.method import Method

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables.table import Table
 
 BLOCK_NUMBERS = 1 << 20

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.eager import eager
-from holdall.errors import ConfigError
+from holdall.common.eager import eager
+from holdall.common.errors import ConfigError
 from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows_many
 from holdall.tables.fitting import check_shape, relative_error
 from holdall.tables.frobenius_fit import fit_factors

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables.dense import Dense, DenseTable
 from holdall.tables.fitting import check_shape, relative_error
 from holdall.tables.method import Method, TableOptions, dense_std, require

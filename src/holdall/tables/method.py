@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdall.tables.table import Table

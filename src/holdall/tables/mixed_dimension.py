@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables.dense import DenseTable
 from holdall.tables.fitting import check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.eager import eager
-from holdall.errors import ConfigError
+from holdall.common.eager import eager
+from holdall.common.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require

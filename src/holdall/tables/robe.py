@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
 from holdall.tables.fitting import add_rows, check_shape, relative_error, row_blocks
 from holdall.tables.hashing import buckets_of, check_seed, hash_ids, signs_of
 from holdall.tables.method import Method, TableOptions, dense_std, require

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.eager import eager
-from holdall.errors import ConfigError, IdError
+from holdall.common.eager import eager
+from holdall.common.errors import ConfigError, IdError
 from holdall.kernels.repeat_rows import rows_of_distinct
 from holdall.tables.method import Method, TableOptions
 

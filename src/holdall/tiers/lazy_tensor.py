@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdall.tables.initial_rows import fill_with_initial_rows
-from holdall.tiers.far_rows import FarRows
+from holdall.tiers.host_rows import FarRows
 
 
 class TensorByRows(Protocol):

@@ -25,12 +25,12 @@ from typing import Any, Literal
 
 import torch
 
-from holdall.batch import Batch
-from holdall.errors import ConfigError, HoldallError, TierError
-from holdall.helper_thread import FEW, READY, AtOnce, HelperThread, made_ahead
-from holdall.packed_batch import PackedBatch, checked_and_pinned
-from holdall.tiers.device_times import DeviceTimes
-from holdall.tiers.place import Tiers
+from holdall.common.errors import ConfigError, HoldallError, TierError
+from holdall.data.batch import Batch
+from holdall.runtime.device_times import DeviceTimes
+from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
+from holdall.runtime.worker_thread import FEW, READY, AtOnce, HelperThread, made_ahead
+from holdall.tiers.placement import Tiers
 from holdall.tiers.working_set import WorkingSet
 
 Consistency = Literal["exact", "stale"]

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdall.batch import Ids, features_at
-from holdall.dense_pack import DensePack
-from holdall.errors import ConfigError
-from holdall.kernels.far_rows import ROOM_SHIFT, find, held_by
-from holdall.tiers.far_rows import FarRows, LazyRows, stored_rows
-from holdall.tiers.kernel_moves import KernelMoves, chosen
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Ids, features_at
+from holdall.embedding.dense_pack import DensePack
+from holdall.kernels.host_rows import ROOM_SHIFT, find, held_by
+from holdall.tiers.copy_mover import Transfer
+from holdall.tiers.host_rows import FarRows, LazyRows, stored_rows
+from holdall.tiers.hot_refresh import Renumbering
+from holdall.tiers.kernel_mover import KernelMoves, chosen
 from holdall.tiers.lazy_tensor import LazyTensor
-from holdall.tiers.renumbering import Renumbering
-from holdall.tiers.rooms import grown, with_spare
+from holdall.tiers.staging import grown, with_spare
 from holdall.tiers.traffic import Traffic
-from holdall.tiers.transfer import Transfer
 from holdall.tiers.working_set import KernelSet, WorkingSet
 
 REFILL_ROWS = 1 << 18

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import torch
 
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.common.settings import name_and_value, overlay, plain_value
+from holdall.common.sizes import parse_bytes
+from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.models.settings import ModelSettings
-from holdall.schema import Schema
-from holdall.settings import name_and_value, overlay, plain_value
-from holdall.sizes import parse_bytes
+from holdall.optim.optimizers import OptimizerConfig, OptimizerName
+from holdall.optim.schedule import Schedule
 from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
-from holdall.training.optimizers import OptimizerConfig, OptimizerName
-from holdall.training.schedule import Schedule
 
 OPTIONAL_COUNTS = (
     "steps",
@@ -263,7 +263,7 @@ class TrainConfig(ModelSettings):
     def table_methods(self, schema: Schema) -> dict[str, Method] | None:
         """How each table is stored, by table name; None when all are dense in float32."""
         if self.plan is not None:
-            from holdall.placement.plan import Plan  # plans are made from these settings, so not at the top
+            from holdall.planning.plan import Plan  # plans are made from these settings, so not at the top
 
             return Plan.load(self.plan).methods()
         methods = self._compressed(schema)

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from holdall.batch import Batch
+from holdall.common.errors import CheckpointError, ConfigError
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Position, prefetched
-from holdall.errors import CheckpointError, ConfigError
 
 Kind = Literal["cold", "hot"]
 

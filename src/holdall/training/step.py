@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.batch import Batch
-from holdall.errors import ConfigError
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Batch
+from holdall.distributed.processes import ElsewhereError
 from holdall.models.model import LookedUp
-from holdall.parallel.processes import ElsewhereError
-from holdall.training.captured_step import CapturedStep
+from holdall.optim.optimizers import Optimizers
+from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
 from holdall.training.interrupt import Interrupt
-from holdall.training.optimizers import Optimizers
-from holdall.training.strategy import Strategy
+from holdall.training.strategies.base import Strategy
 
 UNREAD_LOSSES = 64
 """Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""

@@ -23,10 +23,10 @@ from rich.progress import Progress as RichProgress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from holdall.batch import Batch, Ids
-from holdall.environment import environment
-from holdall.errors import DataError, HoldallError
-from holdall.files import PARTIAL, read_json, write_json
+from holdall.common.environment import environment
+from holdall.common.errors import DataError, HoldallError
+from holdall.common.files import PARTIAL, read_json, write_json
+from holdall.data.batch import Batch, Ids
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -15,23 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdall.batch import Batch
+from holdall import checkpoint
+from holdall.checkpoint import HotPart
+from holdall.common.errors import ConfigError, NonFiniteLossError
+from holdall.common.files import write_json
+from holdall.common.folder_lock import held
+from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
-from holdall.errors import ConfigError, NonFiniteLossError
-from holdall.files import write_json
-from holdall.held_folder import held
-from holdall.kernels.path import kernel_path, takes_triton
-from holdall.parallel.processes import ALONE, Processes, RankLog, joined
-from holdall.parallel.start import agree_on_run, make_run_folder
-from holdall.parallel.strategies import find_strategy
-from holdall.placement.plan import Plan
-from holdall.schema import Schema
-from holdall.tiers.lazy_tensor import TensorByRows
-from holdall.training import checkpoint
-from holdall.training.checkpoint import HotPart
-from holdall.training.config import TrainConfig
-from holdall.training.evaluation import (
+from holdall.data.schema import Schema
+from holdall.distributed.processes import ALONE, Processes, RankLog, joined
+from holdall.evaluation.evaluate import (
     BEST,
     CHECKPOINTS,
     Part,
@@ -40,13 +34,19 @@ from holdall.training.evaluation import (
     rank_model,
     refuse_other_data,
 )
+from holdall.kernels.dispatch import kernel_path, takes_triton
+from holdall.optim.optimizers import Optimizers
+from holdall.planning.plan import Plan
+from holdall.runtime.allocator import keep_freed_memory
+from holdall.tiers.lazy_tensor import TensorByRows
+from holdall.training.config import TrainConfig
+from holdall.training.follow_plan import compared, follow
 from holdall.training.hot_batches import Segment
 from holdall.training.interrupt import Interrupt, held_interrupts
-from holdall.training.memory import keep_freed_memory
-from holdall.training.optimizers import Optimizers
-from holdall.training.planned import compared, follow
-from holdall.training.resuming import refuse_other_settings
+from holdall.training.resume import refuse_other_settings
+from holdall.training.start import agree_on_run, make_run_folder
 from holdall.training.step import Step
+from holdall.training.strategies.registry import find_strategy
 from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, save_batch
 
 STAGES_FILE = "stages.json"

@@ -1,0 +1,200 @@
+"""Saving while training goes on: a copy is taken at once, and written by a thread.
+
+What blocks training is the copy, in host memory, of what this process writes; that memory is kept for the next save.
+The processes' threads speak over a group of their own, so that what they say cannot be mixed up with what training
+says at the same time.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.hot_rows import plan_hot
+from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
+from holdall.common.errors import ProcessError
+from holdall.common.memory import available_memory
+from holdall.common.sizes import readable_bytes
+from holdall.distributed.processes import ALONE, PATIENCE, ElsewhereError, Processes
+from holdall.tiers.lazy_tensor import TensorByRows
+
+SHARE_OF_MEMORY = 0.25
+"""Part of the memory that is free which a copy may take; a larger one is not made."""
+
+LAST_SECONDS = 1.0
+"""What a save may still take when another process is lost: it needs all of them, so at most its last words."""
+
+
+class BackgroundSaver:
+    """Writes checkpoints one at a time, each on a thread; every process makes one, and calls it alike.
+
+    An error of a save is raised by the next call, on all processes. Used as a context, it waits at the end for the last
+    save; `close` must be called otherwise, before the processes part.
+    """
+
+    def __init__(self, processes: Processes = ALONE):
+        self.processes = processes
+        self._writers: Processes | None = processes
+        """The same processes, with a group for the threads; None when closed."""
+        if processes.world_size > 1:
+            self._writers = replace(
+                processes, groups={"control": processes.new_group(backend="gloo", patience=PATIENCE)}
+            )
+        self._thread: threading.Thread | None = None
+        self._done: Path | None = None
+        self._error: BaseException | None = None
+        self._has_warned = False
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._used = 0
+        """Bytes of `_memory` that were ever written to."""
+
+    def save(
+        self,
+        folder: Path,
+        step: int,
+        tensors: Mapping[str, Tensor | TensorByRows],
+        state: Mapping[str, Any],
+        *,
+        keep: int = 2,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> Path:
+        """As `checkpoint.save`, but only the copy has been made when it returns; first waits for the last save.
+
+        Returns the path that the checkpoint will have. Where a copy would take more than a quarter of the memory that
+        is free on some host, the checkpoint is complete when this returns, and a warning says so once. All saves into a
+        folder should go through one saver: a save removes what looks like one that was killed.
+        """
+        writers = self._ready()
+        planned = plan_save(folder, step, tensors, state, keep=keep, shard_bytes=shard_bytes, processes=writers)
+        return self._start(planned, writers)
+
+    def save_hot(
+        self,
+        folder: Path,
+        step: int,
+        tensors: Mapping[str, Saved],
+        state: Mapping[str, Any],
+        *,
+        base: int,
+        shard_bytes: int = SHARD_BYTES,
+    ) -> Path:
+        """As `checkpoint.save_hot`, in the way of `save`."""
+        writers = self._ready()
+        planned = plan_hot(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=writers)
+        return self._start(planned, writers)
+
+    def wait(self) -> Path | None:
+        """Wait until the last save is complete; its path, or None when there was none since the last `wait`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        done, self._done = self._done, None
+        if error is not None:
+            raise error
+        return done
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether this process is still at a save; others may be done with it."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def close(self) -> None:
+        """Wait for the last save, and let go of the group."""
+        try:
+            self.wait()
+        finally:
+            self._let_go()
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if self._thread is not None:  # it may wait for a process that will never come: not for longer than a step does
+            is_lost = isinstance(error, ProcessError) and not isinstance(error, ElsewhereError)
+            self._thread.join(LAST_SECONDS if is_lost else self.processes.timeout)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        writers, self._writers = self._writers, None
+        if writers is not None and writers is not self.processes and not self.is_busy:
+            writers.groups.clear()  # also for those who still hold `writers`, such as the traceback of an error
+        self._memory, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    def _ready(self) -> Processes:
+        assert self._writers is not None, "closed"
+        self.wait()
+        return self._writers
+
+    def _start(self, planned: Planned, writers: Processes) -> Path:
+        if not self._has_memory(planned.copy_bytes, writers):
+            self._done = write(planned, writers)
+            return planned.path
+        copied = together(writers, lambda: planned.copied(self._room(planned.copy_bytes)))
+
+        def work() -> None:
+            try:
+                self._done = write(copied, writers)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
+        self._thread.start()
+        return planned.path
+
+    def _room(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, the same memory from save to save: the system takes its time to hand out new memory.
+
+        A quarter more is asked for, so that it seldom has to grow; what is not written to takes no memory.
+        """
+        if num_bytes > self._memory.numel():
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._memory = torch.empty(num_bytes + num_bytes // 4, dtype=torch.uint8)
+            self._used = 0
+        self._used = max(self._used, num_bytes)
+        return self._memory[:num_bytes]
+
+    def _has_memory(self, num_bytes: int, writers: Processes) -> bool:
+        """Whether the copies of all processes fit their hosts; memory that earlier ones used counts as free."""
+        mine = {
+            "host": socket.gethostname(),
+            "bytes": num_bytes,
+            "used": self._used,
+            "free": available_memory()["host"],
+        }
+        hosts: dict[str, list[dict[str, Any]]] = {}
+        for theirs in writers.gather(mine):
+            hosts.setdefault(theirs["host"], []).append(theirs)
+        for on_host in hosts.values():
+            needed = sum(theirs["bytes"] for theirs in on_host)
+            free = min(theirs["free"] for theirs in on_host) + sum(theirs["used"] for theirs in on_host)
+            if needed > SHARE_OF_MEMORY * free:
+                self._warn(needed, free)
+                return False
+        return True
+
+    def _warn(self, needed: int, free: int) -> None:
+        if self.processes.rank == 0 and not self._has_warned:
+            warnings.warn(
+                f"checkpoints are not written in the background: a copy of what they hold would take "
+                f"{readable_bytes(needed)} where {readable_bytes(free)} of memory are free, of which it may take a "
+                f"quarter: training waits for each",
+                stacklevel=5,
+            )
+        self._has_warned = True

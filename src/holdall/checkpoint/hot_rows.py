@@ -1,0 +1,121 @@
+"""Hot rows, saved more often than the rest: `FOLDER/hot-<step>`, to be laid over the full checkpoint before it.
+
+Hot rows take most of the updates and a small part of the bytes. A hot part holds them and the dense part of the model
+as they are at its step, and names the full checkpoint, its base, that has the other rows. Restored, a run goes on at
+the step of the hot part; what it loses are the updates of rows outside the hot part since the base.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.folder import complete, hot_ones
+from holdall.checkpoint.loading import copy_shards, find_damage, read, shape_differences, verify_shards
+from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
+from holdall.common.errors import CheckpointError, ConfigError
+from holdall.distributed.processes import ALONE, Processes
+from holdall.tiers.lazy_tensor import TensorByRows
+
+
+def save_hot(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Saved],
+    state: Mapping[str, Any],
+    *,
+    base: int,
+    shard_bytes: int = SHARD_BYTES,
+    processes: Processes = ALONE,
+) -> Path:
+    """Write `folder/hot-<step>` and return its path; then remove other hot parts of the same base.
+
+    `tensors` holds a `HotPart` for each tensor of which some rows are saved, and whole tensors as `save` takes them;
+    what is left out keeps the value it has in the checkpoint of step `base`, which must be complete. Every process
+    calls it.
+    """
+    planned = plan_hot(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=processes)
+    return write(planned, processes)
+
+
+def plan_hot(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Saved],
+    state: Mapping[str, Any],
+    *,
+    base: int,
+    shard_bytes: int = SHARD_BYTES,
+    processes: Processes = ALONE,
+) -> Planned:
+    """Agree on who writes what, before anything is written."""
+    if base > step:
+        raise ConfigError(f"the hot rows of step {step} cannot complete the checkpoint of step {base}, a later one")
+
+    def refuse_missing() -> None:
+        if base not in [number for number, _ in complete(Path(folder))]:
+            raise CheckpointError(
+                f"{folder} has no complete checkpoint of step {base} for the hot rows of step {step} to complete: save "
+                f"one first"
+            )
+
+    processes.first(refuse_missing)
+    return plan_save(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=processes)
+
+
+def latest_hot(folder: Path, base: int, processes: Processes = ALONE) -> Path | None:
+    """The newest hot part in `folder` that completes the checkpoint of step `base` and is not damaged, or None.
+
+    One that is damaged is passed over with a warning (from rank 0). As `latest_sound` does, this hashes every shard.
+    """
+    folder = Path(folder)
+    names = processes.first(
+        lambda: [path.name for its_base, _, path in reversed(hot_ones(folder)) if its_base in (base, -1)]
+    )
+    for name in names:
+        damage = find_damage(folder / name, processes)
+        if damage is None:
+            return folder / name
+        if processes.rank == 0:
+            warnings.warn(f"{damage}; its hot rows are passed over", stacklevel=2)
+    return None
+
+
+def load_hot_into(
+    path: Path,
+    tensors: Mapping[str, Tensor | TensorByRows],
+    *,
+    prefix: str = "",
+    verify: bool = True,
+    processes: Processes = ALONE,
+) -> dict[str, Any]:
+    """Lay a hot part over `tensors`, into which its base was loaded, and return its state.
+
+    Rows that are not in it stay as they are; those that are, of a lazy tensor, become touched. Every process calls it.
+    """
+    part = together(processes, lambda: read(path))
+    if part.base is None:
+        raise CheckpointError(f"{path} is a full checkpoint, not one of hot rows: load it with load_into")
+    shown = {name: tensor for name, tensor in part.shown.items() if name.startswith(prefix)}
+    known = set().union(*processes.gather(sorted(tensors)))
+
+    def refuse_mismatch() -> None:
+        differences = [f"'{name}' is in the checkpoint only" for name in shown if name not in known]
+        differences += shape_differences(shown, tensors)
+        if differences:
+            raise CheckpointError(
+                f"{path} is of another schema or model: {'; '.join(sorted(differences)[:3])}: use the data set, model "
+                f"and optimizer it was trained with"
+            )
+
+    together(processes, refuse_mismatch)
+    wanted = [tensor for name, tensor in part.tensors.items() if name.startswith(prefix)]
+    verify_shards(part, wanted, hashes=verify, processes=processes)
+    together(processes, lambda: copy_shards(part, {name: tensors[name] for name in shown if name in tensors}))
+    return part.state

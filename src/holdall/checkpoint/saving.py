@@ -1,0 +1,279 @@
+"""Saving a checkpoint, by one process or by many at once.
+
+Rank 0 makes the folder, under the name of one that is not complete. Every process writes its part to shards of its own,
+forces them to disk and hashes them as they read back. Rank 0 sees that all of them are there, writes the manifest, and
+gives the folder its name. If any process fails, all raise, and what was written is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.folder import (
+    HOT,
+    STEP,
+    checkpoint_name,
+    prune,
+    prune_hot,
+    remove_unfinished,
+    set_aside,
+)
+from holdall.checkpoint.manifest import MANIFEST, Piece, Shard, StoredTensor, document
+from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.row_assignment import Deal, Part, deal
+from holdall.common.errors import CheckpointError, ConfigError, HoldallError
+from holdall.common.files import PARTIAL, atomic_folder, fsync_file, sha256, write_json
+from holdall.distributed.processes import ALONE, ElsewhereError, Processes
+from holdall.tiers.lazy_tensor import TensorByRows
+
+SHARD_BYTES = 1 << 30
+SHARED_SECONDS = 5.0
+"""How long what one process wrote may take to be seen by another: network file systems remember what was not there."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A save that the processes have agreed on: this one's part of it, and what rank 0 does in the end."""
+
+    path: Path
+    step: int
+    deal: Deal
+    state: dict[str, Any]
+    shard_bytes: int
+    keep: int = 1
+    base: int | None = None
+    """Step of the full checkpoint that this one of hot rows completes."""
+
+    def copied(self, room: Tensor) -> Planned:
+        """The same save of a copy of what this process writes, in `room`: [copy_bytes] uint8 on the host."""
+        parts, start = [], 0
+        for part in self.deal.parts:
+            parts.append(part.copied(room[start : start + part.num_bytes]))
+            start += _aligned(part.num_bytes)
+        return replace(self, deal=replace(self.deal, parts=parts))
+
+    @property
+    def copy_bytes(self) -> int:
+        return sum(_aligned(part.num_bytes) for part in self.deal.parts)
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor | TensorByRows],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    shard_bytes: int = SHARD_BYTES,
+    processes: Processes = ALONE,
+) -> Path:
+    """Write `folder/step-<step>` and return its path; then remove all but the newest `keep` checkpoints.
+
+    `state` is what JSON can hold (configuration, position in the data, metrics), rank 0's is written; random states go
+    with the tensors. A checkpoint of the same step is replaced. Tensors that share memory are stored once each; of lazy
+    ones, the rows that were touched. Every process calls it; `dealing` says who writes what.
+    """
+    return write(
+        plan_save(folder, step, tensors, state, keep=keep, shard_bytes=shard_bytes, processes=processes), processes
+    )
+
+
+def plan_save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Saved],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    shard_bytes: int = SHARD_BYTES,
+    base: int | None = None,
+    processes: Processes = ALONE,
+) -> Planned:
+    """Agree on who writes what, before anything is written."""
+    if keep < 1 or shard_bytes < 1:
+        raise ConfigError(f"checkpoints need keep >= 1 and shard_bytes >= 1, got {keep} and {shard_bytes}")
+    kept_state = json.loads(json.dumps(state))  # refuses what JSON cannot hold, and does not change any more
+    path = Path(folder) / checkpoint_name(STEP if base is None else HOT, step)
+    return Planned(path, step, deal(tensors, processes), kept_state, shard_bytes, keep, base)
+
+
+def write(planned: Planned, processes: Processes = ALONE) -> Path:
+    """Write what was planned; all processes return, or raise, when it is done."""
+    path, folder = planned.path, planned.path.parent
+    with ExitStack() as stack:
+
+        def make() -> None:
+            with _explained(path):
+                remove_unfinished(folder, STEP if planned.base is None else HOT)
+                stack.enter_context(atomic_folder(path))
+
+        processes.first(make)
+        written = processes.gather(together(processes, lambda: _write_part(planned, processes)))
+
+        def finish() -> None:
+            with _explained(path):
+                partial = _partial(path)
+                for rank, theirs in enumerate(written):
+                    _refuse_unseen(partial, theirs["shards"], rank)
+                write_json(partial / MANIFEST, _manifest(planned, written))
+                set_aside(path)
+                stack.pop_all().close()  # from here on it is complete
+            if planned.base is None:
+                prune(folder, path, planned.step, planned.keep)
+            else:
+                prune_hot(folder, path, planned.base)
+
+        processes.first(finish)
+    return path
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // 64) * 64
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(path.name + PARTIAL)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Say what went wrong while writing the checkpoint `path`, and what has become of it."""
+    try:
+        yield
+    except ElsewhereError:
+        raise
+    except HoldallError as error:
+        raise CheckpointError(f"{error} (earlier checkpoints in {path.parent} are untouched)") from error
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise CheckpointError(
+                f"the disk is full while writing {path}: free some space or choose another place, and run it again; "
+                f"nothing half-written was kept (earlier checkpoints in {path.parent} are untouched)"
+            ) from error
+        raise CheckpointError(f"{path} cannot be written ({error}): choose a place that can be") from error
+
+
+# --- the part of a process -------------------------------------------------------------------------------------------
+
+
+def _write_part(planned: Planned, processes: Processes) -> dict[str, Any]:
+    """Write the shards of this process; what the manifest says of them."""
+    with _explained(planned.path):
+        partial = _partial(planned.path)
+        _await_folder(partial, processes.rank)
+        prefix = "shard" if processes.world_size == 1 else f"shard-{processes.rank:05d}"
+        shards, pieces = _write_shards(partial, prefix, planned.deal.parts, planned.shard_bytes)
+    return {"shards": [asdict(shard) for shard in shards], "pieces": [[name, asdict(piece)] for name, piece in pieces]}
+
+
+def _await_folder(partial: Path, rank: int) -> None:
+    end = time.monotonic() + SHARED_SECONDS
+    while not partial.is_dir():
+        if time.monotonic() > end:
+            raise CheckpointError(
+                f"rank {rank} does not see {partial}, which rank 0 has made: all processes must see the same folder, "
+                f"so put the run on a file system that their hosts share"
+            )
+        time.sleep(0.05)
+
+
+def _write_shards(
+    folder: Path, prefix: str, parts: Sequence[Part], shard_bytes: int
+) -> tuple[list[Shard], list[tuple[str, Piece]]]:
+    pieces = []
+    # Both safetensors and hashlib let go of the interpreter lock, so one shard is hashed while the next is written.
+    with ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint-hash") as pool:
+        sealed = []
+        for number, content in enumerate(_pack(parts, shard_bytes)):
+            file = folder / f"{prefix}-{number:05d}.safetensors"
+            _write_shard(file, {part.name: part.rows(start, stop) for part, start, stop in content})
+            sealed.append(pool.submit(_seal, file))
+            pieces += [(part.name, Piece(file.name, start, stop)) for part, start, stop in content]
+        return [result.result() for result in sealed], pieces
+
+
+def _pack(parts: Sequence[Part], shard_bytes: int) -> list[list[tuple[Part, int, int]]]:
+    """Which rows of which parts each shard holds, in order; only parts larger than a shard are cut.
+
+    A cut part fills its shards but for less than a row, so two pieces of one tensor never meet in a shard. A row larger
+    than a shard gets a shard of its own.
+    """
+    shards: list[list[tuple[Part, int, int]]] = []
+    room = 0
+    for part in parts:
+        num_rows = part.stop - part.start
+        rows_in_piece = num_rows if part.num_bytes <= shard_bytes else max(1, shard_bytes // part.row_bytes)
+        for start in range(part.start, max(part.stop, part.start + 1), max(rows_in_piece, 1)):
+            stop = min(start + rows_in_piece, part.stop)
+            size = (stop - start) * part.row_bytes
+            if not shards or size > room:
+                shards.append([])
+                room = shard_bytes
+            shards[-1].append((part, start, stop))
+            room -= size
+    return shards
+
+
+def _write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < end:  # safetensors refuses tensors that overlap, such as tied weights
+            tensors[name] = tensor.clone()
+        else:
+            end = tensor.data_ptr() + tensor.nbytes
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:
+        if f"os error {errno.ENOSPC}" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
+        raise CheckpointError(f"{file} cannot be written ({error})") from error
+
+
+def _seal(file: Path) -> Shard:
+    """Force a shard to disk and hash it as it reads back."""
+    fsync_file(file)
+    return Shard(file.name, file.stat().st_size, sha256(file))
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_unseen(partial: Path, shards: Sequence[Mapping[str, Any]], rank: int) -> None:
+    """Refuse when rank 0 does not see what another process says that it wrote."""
+    end = time.monotonic() + SHARED_SECONDS
+    for shard in shards:
+        file = partial / shard["file"]
+        while not file.exists() or file.stat().st_size != shard["bytes"]:
+            if time.monotonic() > end:
+                raise CheckpointError(
+                    f"rank 0 does not see {file} with the {shard['bytes']} bytes that rank {rank} has written: all "
+                    f"processes must see the same folder, so put the run on a file system that their hosts share"
+                )
+            time.sleep(0.05)
+
+
+def _manifest(planned: Planned, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    shards = [Shard(**shard) for theirs in written for shard in theirs["shards"]]
+    pieces: dict[str, list[Piece]] = {name: [] for name in planned.deal.stored}
+    for theirs in written:
+        for name, piece in theirs["pieces"]:
+            pieces[name].append(Piece(**piece))
+    tensors = {
+        name: StoredTensor(dtype, shape, tuple(sorted(pieces[name], key=lambda piece: piece.start)))
+        for name, (dtype, shape) in planned.deal.stored.items()
+    }
+    return document(planned.step, shards, tensors, planned.deal.lazy, planned.state, planned.base)

@@ -1,0 +1,1 @@
+"""Commands that look at every kind of artifact: inspect, doctor, demo."""

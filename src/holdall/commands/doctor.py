@@ -1,0 +1,235 @@
+"""`holdall doctor`: what would go wrong, before it does. Reads every row of a data set once, and changes nothing.
+
+Labels of one kind or of another rate in another split, numbers that are not finite or out of all proportion, ids that
+are no rows, features that say nothing, memory and disk that a plan has not got, and how long an epoch will take.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from holdall.commands.inspect import table
+from holdall.common.errors import HoldallError
+from holdall.common.memory import available_memory, check_room
+from holdall.common.sizes import readable_bytes
+from holdall.data.dataset import DataSet
+from holdall.data.schema import Schema
+from holdall.planning.plan import Plan
+
+Level = Literal["problem", "note", "fine"]
+
+BLOCK_ROWS = 1 << 17
+EXTREME = 1e4
+"""Dense values beyond it make the first steps unstable; logarithms of counts stay below 50."""
+MANY_UNSEEN = 0.2
+"""Share of a split's lookups that go to the unseen row, from which on it is worth a note."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    what: str
+    cure: str = ""
+
+
+@dataclass
+class Examination:
+    """All that was found."""
+
+    findings: list[Finding] = field(default_factory=list)
+
+    def add(self, level: Level, what: str, cure: str = "") -> None:
+        self.findings.append(Finding(level, what, cure))
+
+    @property
+    def problems(self) -> int:
+        return sum(finding.level == "problem" for finding in self.findings)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"problems": self.problems, "findings": [asdict(finding) for finding in self.findings]}
+
+
+class _SplitFacts:
+    """What a pass over a split adds up."""
+
+    def __init__(self, data: DataSet):
+        schema = data.schema
+        self.schema = schema
+        self.rows = len(data)
+        self.positives = 0
+        self.not_finite = np.zeros(schema.num_dense, dtype=np.int64)
+        self.lowest = np.full(schema.num_dense, math.inf)
+        self.highest = np.full(schema.num_dense, -math.inf)
+        self.ids: dict[str, tuple[int, int, int, int]] = {}
+        """By feature: lookups, lowest id, highest id, lookups of the unseen row."""
+        for start in range(0, len(data), BLOCK_ROWS):
+            self._take(data.columns(start, min(start + BLOCK_ROWS, len(data))))
+
+    def _take(self, columns: Any) -> None:
+        self.positives += int(columns.label.sum())
+        finite = np.isfinite(columns.dense)
+        self.not_finite += (~finite).sum(axis=0)
+        dense = np.where(finite, columns.dense, np.nan)
+        if len(dense):
+            with np.errstate(all="ignore"):
+                self.lowest = np.fmin(self.lowest, np.nanmin(dense, axis=0, initial=math.inf))
+                self.highest = np.fmax(self.highest, np.nanmax(dense, axis=0, initial=-math.inf))
+        one_hot, bags = iter(columns.ids.T), iter(columns.bags)
+        for feature in self.schema.features:
+            self._take_ids(feature.name, feature.unseen, next(one_hot) if feature.one_hot else next(bags).flat)
+
+    def _take_ids(self, name: str, unseen: int, ids: npt.NDArray[Any]) -> None:
+        if len(ids):
+            lookups, lowest, highest, unseen_before = self.ids.get(name, (0, 1 << 62, -(1 << 62), 0))
+            self.ids[name] = (
+                lookups + len(ids),
+                min(lowest, int(ids.min())),
+                max(highest, int(ids.max())),
+                unseen_before + int((ids == unseen).sum()),
+            )
+
+
+def examine(folder: str | Path, plan: str | Path | None = None, *, verify: bool = False) -> Examination:
+    """Look at a data set folder, and at a plan for it. `verify` also compares the hashes of the files."""
+    found = Examination()
+    folder = Path(folder)
+    schema = Schema.load(folder)
+    facts = {}
+    for split in schema.splits:
+        try:
+            facts[split] = _SplitFacts(DataSet(folder, split, verify=verify))
+        except HoldallError as error:
+            found.add("problem", str(error))
+    _labels(found, facts)
+    _dense_columns(found, schema, facts)
+    _ids(found, schema, facts)
+    if plan is not None:
+        _plan(found, schema, Path(plan), folder)
+    return found
+
+
+def _labels(found: Examination, facts: dict[str, _SplitFacts]) -> None:
+    rates = {}
+    for split, fact in facts.items():
+        if fact.rows == 0:
+            found.add(
+                "note", f"split '{split}' has no rows", "prepare with a larger --valid or --test to measure on it"
+            )
+            continue
+        rates[split] = fact.positives / fact.rows
+        if fact.positives in (0, fact.rows) and split == "train":
+            cure = "check the label column and what counts as a click; data of events alone draws its negatives itself"
+            found.add("note", f"all {fact.rows:,} labels of split 'train' are {int(fact.positives > 0)}", cure)
+    if "train" not in rates:
+        return
+    for split, rate in rates.items():
+        fact = facts[split]
+        spread = math.sqrt(max(rates["train"] * (1 - rates["train"]), 1e-12) / fact.rows)
+        if split != "train" and abs(rate - rates["train"]) > 6 * spread and abs(rate - rates["train"]) > 0.01:
+            found.add(
+                "note",
+                f"{rate:.1%} of split '{split}' are positive and {rates['train']:.1%} of 'train': hardly by chance",
+                "expect this when splits follow time; otherwise split at random",
+            )
+    shown = ", ".join(f"{split} {rate:.1%} of {facts[split].rows:,}" for split, rate in rates.items())
+    found.add("fine", f"positive labels: {shown}")
+
+
+def _dense_columns(found: Examination, schema: Schema, facts: dict[str, _SplitFacts]) -> None:
+    for number, column in enumerate(schema.dense):
+        for split, fact in facts.items():
+            if fact.not_finite[number]:
+                cure = "prepare again from a source without NaN and infinity"
+                count = f"{fact.not_finite[number]:,} values in '{split}'"
+                found.add("problem", f"dense column '{column.name}' has {count} that are not finite", cure)
+        train = facts.get("train")
+        if train is None or not train.rows:
+            continue
+        low, high = train.lowest[number], train.highest[number]
+        if low == high:
+            found.add("note", f"dense column '{column.name}' is {low:g} everywhere", "leave it out: it says nothing")
+        elif max(abs(low), abs(high)) > EXTREME:
+            what = f"dense column '{column.name}' reaches from {low:g} to {high:g}"
+            found.add("note", what, "prepare with --dense log or --dense standard")
+    if schema.dense and facts:
+        found.add("fine", f"{schema.num_dense} dense columns looked at")
+
+
+def _ids(found: Examination, schema: Schema, facts: dict[str, _SplitFacts]) -> None:
+    for feature in schema.features:
+        for split, fact in facts.items():
+            if feature.name not in fact.ids:
+                if fact.rows:
+                    cure = "leave the feature out, or prepare again"
+                    found.add("problem", f"feature '{feature.name}' has no ids in split '{split}'", cure)
+                continue
+            lookups, lowest, highest, unseen = fact.ids[feature.name]
+            if lowest < 0 or highest >= feature.num_rows:
+                what = f"feature '{feature.name}' has ids from {lowest} to {highest} in '{split}'"
+                cure = "the files are damaged: copy the folder again, or prepare again"
+                found.add("problem", f"{what}, and its table {feature.num_rows} rows", cure)
+            if split != "train" and unseen / lookups > MANY_UNSEEN:
+                found.add(
+                    "note",
+                    f"{unseen / lookups:.0%} of the ids of '{feature.name}' in '{split}' were never seen in training",
+                    "they share one row: hash them, or lower --rare-below",
+                )
+        if feature.num_rows <= 2:
+            what = f"feature '{feature.name}' has {feature.num_rows} rows with its unseen one"
+            found.add("note", what, "leave it out: it says next to nothing")
+    found.add("fine", f"{len(schema.features)} features with {sum(schema.cardinalities.values()):,} rows looked at")
+
+
+def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
+    try:
+        plan = Plan.load(path)
+        plan.check(schema)
+    except HoldallError as error:
+        found.add("problem", str(error))
+        return
+    if plan.forecast is None:
+        found.add("note", f"{path} was edited by hand and has no forecast", f"holdall plan {folder} --edited {path}")
+        return
+    try:
+        check_room(plan, folder)
+    except HoldallError as error:
+        found.add("problem", str(error))
+    free = available_memory(folder, plan.device)
+    for tier in ("device", "host", "disk"):
+        needed = plan.forecast.total(tier)
+        if needed:
+            found.add("fine", f"{tier}: {readable_bytes(needed)} of {readable_bytes(free[tier])} free")
+    steps = -(-schema.splits["train"].rows // plan.batch_size)
+    seconds = steps * plan.forecast.step_seconds
+    binds = plan.forecast.binds
+    found.add("fine", f"an epoch of {steps:,} steps should take {_readable_time(seconds)}; what binds: {binds}")
+
+
+def _readable_time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 6000 else f"{seconds / 3600:.1f} hours"
+
+
+def show(found: Examination, console: Console | None = None) -> None:
+    """Print what was found, what is wrong first."""
+    console = console or Console()
+    shown = table("", "found", "what to do")
+    for column in shown.columns[1:]:
+        column.justify = "left"
+        column.overflow = "fold"
+    marks = {"problem": "[red]problem[/red]", "note": "[yellow]note[/yellow]", "fine": "[green]fine[/green]"}
+    for level in ("problem", "note", "fine"):
+        for finding in found.findings:
+            if finding.level == level:
+                shown.add_row(marks[level], finding.what, finding.cure)
+    console.print(shown)

@@ -1,0 +1,142 @@
+"""What an artifact on disk is and holds: a data folder, a run folder or a checkpoint, for people and for scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from holdall import checkpoint
+from holdall.common.errors import DataError
+from holdall.common.sizes import readable_bytes
+from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.evaluation.evaluate import BEST, CHECKPOINTS
+from holdall.training.tracking import RUN_FILE, read_metrics, read_run
+
+
+def inspect(path: str | Path) -> dict[str, Any]:
+    """A JSON-able description of the artifact at `path`."""
+    path = Path(path)
+    if not path.exists():
+        raise DataError(f"there is nothing at {path}: give a data folder, a run folder or a checkpoint")
+    if (path / RUN_FILE).exists():
+        return _run(path)
+    if (path / SCHEMA_FILE).exists():
+        return _data(path)
+    if (path / checkpoint.MANIFEST).exists():
+        return _checkpoint(path)
+    raise DataError(f"{path} is not a data folder, a run folder or a checkpoint: it holds none of their documents")
+
+
+def _data(path: Path) -> dict[str, Any]:
+    schema = Schema.load(path)
+    return {
+        "kind": "data",
+        "path": str(path),
+        "splits": {
+            name: {"rows": split.rows, "positives": split.positives, "files": len(split.files)}
+            for name, split in schema.splits.items()
+        },
+        "label": schema.label,
+        "dense": [column.name for column in schema.dense],
+        "features": [
+            {"name": f.name, "kind": f.kind, "rows": f.num_rows, "unseen": f.unseen, "ordered_from": f.ordered_from}
+            for f in schema.features
+        ],
+        "bytes": sum(file.bytes for split in schema.splits.values() for file in split.files),
+        "source": schema.source,
+    }
+
+
+def _run(path: Path) -> dict[str, Any]:
+    document = read_run(path)
+    rows = read_metrics(path)
+    last = {split: row for row in rows for split in [row["split"]]}
+    saved = checkpoint.latest(path / CHECKPOINTS)
+    best = checkpoint.latest(path / BEST)
+    return {
+        "kind": "run",
+        "path": str(path),
+        "started": document["started"],
+        "commit": document.get("commit"),
+        "versions": document["versions"],
+        "hardware": document["hardware"],
+        "config": document["config"],
+        "last": last,
+        "checkpoint": saved.name if saved else None,
+        "best": best.name if best else None,
+    }
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    found = checkpoint.read(path)
+    return {
+        "kind": "checkpoint",
+        "path": str(path),
+        "step": found.step,
+        "bytes": sum(shard.bytes for shard in found.shards.values()),
+        "shards": len(found.shards),
+        "tensors": {
+            name: {"dtype": tensor.dtype, "shape": list(tensor.shape), "bytes": tensor.num_bytes}
+            for name, tensor in found.tensors.items()
+        },
+        "state": found.state,
+    }
+
+
+def show(description: dict[str, Any], console: Console | None = None) -> None:
+    """Print what `inspect` found, for a person."""
+    console = console or Console()
+    console.print(f"[bold]{description['kind']}[/bold] {description['path']}")
+    {"data": _show_data, "run": _show_run, "checkpoint": _show_checkpoint}[description["kind"]](description, console)
+
+
+def _show_data(found: dict[str, Any], console: Console) -> None:
+    splits = table("split", "rows", "label rate", "files")
+    for name, split in found["splits"].items():
+        rate = f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "-"
+        splits.add_row(name, f"{split['rows']:,}", rate, str(split["files"]))
+    console.print(splits)
+    ordered = any(feature["ordered_from"] is not None for feature in found["features"])
+    features = table("feature", "kind", "rows", "unseen", *(["ordered from"] if ordered else []))
+    for feature in found["features"]:
+        numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
+        features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
+    console.print(features)
+    console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
+    met = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
+    told = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in met.items() if number)
+    if told:
+        console.print(f"met while preparing: {told}")
+
+
+def _show_run(found: dict[str, Any], console: Console) -> None:
+    settings = {name: value for name, value in found["config"]["train"].items() if value is not None}
+    console.print(", ".join(f"{name}={value}" for name, value in settings.items()), style="dim")
+    metrics = table("split", "step", "metrics")
+    for split, row in found["last"].items():
+        values = [f"{k} {v:.5g}" for k, v in row.items() if isinstance(v, float)]
+        metrics.add_row(split, f"{row['step']:,}", "  ".join(values))
+    console.print(metrics)
+    console.print(f"checkpoint: {found['checkpoint'] or 'none yet'}; best: {found['best'] or 'not kept'}")
+
+
+def _show_checkpoint(found: dict[str, Any], console: Console) -> None:
+    tensors = table("tensor", "type", "shape", "bytes")
+    largest = sorted(found["tensors"].items(), key=lambda item: -item[1]["bytes"])
+    for name, tensor in largest[:20]:
+        shape = " x ".join(f"{size:,}" for size in tensor["shape"])
+        tensors.add_row(name, tensor["dtype"], shape, readable_bytes(tensor["bytes"]))
+    console.print(tensors)
+    more = f" (the 20 largest of {len(largest)} tensors shown)" if len(largest) > 20 else ""
+    console.print(f"step {found['step']:,}, {readable_bytes(found['bytes'])} in {found['shards']} shards{more}")
+
+
+def table(*columns: str) -> RichTable:
+    """A plain table whose first column is text and the others numbers."""
+    made = RichTable(box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        made.add_column(column, justify="left" if i == 0 else "right")
+    return made

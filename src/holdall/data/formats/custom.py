@@ -1,0 +1,154 @@
+"""Any CSV or Parquet data through a small TOML schema (`configs/table-example.toml` shows every key).
+
+The schema names the label, the dense columns and the features; columns it does not name are not read. Unknown keys
+are refused, with the nearest known one suggested.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, TextFormat
+from holdall.data.schema import FeatureKind
+
+TRANSFORMS = ("log", "standard", "none")
+TOP_KEYS = {"label": (str, dict), "dense": list, "categorical": list, "bag": list, "sequence": list, "csv": dict}
+LABEL_KEYS = {"column": str, "positive": str}
+DENSE_KEYS = {"name": str, "column": str, "transform": str}
+CATEGORICAL_KEYS = {"name": str, "column": str, "table": str}
+LIST_KEYS = {**CATEGORICAL_KEYS, "separator": str, "max_length": int}
+CSV_KEYS = {
+    "separator": str,
+    "quote": str,
+    "escape": str,
+    "encoding": str,
+    "header": bool,
+    "columns": list,
+    "missing": list,
+    "multiline": bool,
+}
+
+
+def load_layout(path: str | Path) -> Layout:
+    """Read a TOML schema."""
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no schema file {path}: see configs/table-example.toml for a sample") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as TOML ({error})") from error
+    try:
+        return parse_layout(document)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def parse_layout(document: dict[str, Any]) -> Layout:
+    """The layout that a parsed TOML schema describes."""
+    check_keys(document, TOP_KEYS, "the schema")
+    if "label" not in document:
+        raise ConfigError('the schema has no label: add label = "NAME" or [label] with column = "NAME"')
+    label = document["label"]
+    if isinstance(label, str):
+        label = {"column": label}
+    check_keys(label, LABEL_KEYS, "[label]")
+    if "column" not in label:
+        raise ConfigError("[label] names no column")
+    features = [parse_feature(entry, "categorical") for entry in document.get("categorical", [])]
+    features += [parse_feature(entry, "bag") for entry in document.get("bag", [])]
+    features += [parse_feature(entry, "sequence") for entry in document.get("sequence", [])]
+    return Layout(
+        label=label["column"],
+        positive=parse_positive(label["positive"]) if "positive" in label else None,
+        dense=tuple(parse_dense(entry) for entry in document.get("dense", [])),
+        features=tuple(features),
+        text=parse_csv(document.get("csv", {})),
+    )
+
+
+def parse_positive(rule: str) -> Positive:
+    """`>= 7` and the like: a comparison and a number."""
+    match = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*", rule)
+    try:
+        if match:
+            return Positive(match[1], float(match[2]))
+    except ValueError:
+        pass
+    raise ConfigError(f"positive = {rule!r} is no rule: write one of {' '.join(COMPARISONS)} and a number, as '>= 7'")
+
+
+def parse_dense(entry: Any) -> RawDense:
+    entry = named_entry(entry, DENSE_KEYS, "dense")
+    transform = entry.get("transform")
+    if transform is not None and transform not in TRANSFORMS:
+        raise ConfigError(
+            f"unknown transform '{transform}' of dense column '{entry['name']}'{did_you_mean(transform, TRANSFORMS)}"
+        )
+    return RawDense(name=entry["name"], column=entry.get("column", entry["name"]), transform=transform)
+
+
+def parse_feature(entry: Any, kind: FeatureKind) -> RawFeature:
+    entry = named_entry(entry, CATEGORICAL_KEYS if kind == "categorical" else LIST_KEYS, kind)
+    if entry.get("separator") == "":
+        raise ConfigError(
+            f"the separator of {kind} '{entry['name']}' is empty: leave it out where the column holds lists"
+        )
+    return RawFeature(
+        name=entry["name"],
+        column=entry.get("column", entry["name"]),
+        kind=kind,
+        separator=entry.get("separator"),
+        max_length=entry.get("max_length"),
+        table=entry.get("table"),
+    )
+
+
+def parse_csv(options: dict[str, Any]) -> TextFormat:
+    check_keys(options, CSV_KEYS, "[csv]")
+    for key in ("columns", "missing"):
+        if not all(isinstance(value, str) for value in options.get(key, [])):
+            raise ConfigError(f"{key} in [csv] must be a list of strings")
+    columns = tuple(options.get("columns", ()))
+    return TextFormat(
+        separator=options.get("separator", ","),
+        quote=options.get("quote", '"'),
+        escape=options.get("escape", ""),
+        encoding=options.get("encoding", "utf-8"),
+        header=options.get("header", not columns),
+        columns=columns,
+        missing=tuple(options.get("missing", ())),
+        multiline=options.get("multiline", False),
+    )
+
+
+def named_entry(entry: Any, keys: dict[str, Any], kind: Literal["dense"] | FeatureKind) -> dict[str, Any]:
+    """An entry of a list of columns: a table with a name, or the name alone."""
+    if isinstance(entry, str):
+        entry = {"name": entry}
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{kind} lists {entry!r}, which is neither a name nor a table with a name")
+    check_keys(entry, keys, f"{kind} '{entry.get('name', '?')}'")
+    if not entry.get("name"):
+        raise ConfigError(f"an entry of {kind} has no name: {entry!r}")
+    return entry
+
+
+def check_keys(table: dict[str, Any], known: dict[str, Any], where: str) -> None:
+    """Refuse unknown keys and values of another type."""
+    for key, value in table.items():
+        if key not in known:
+            hint = did_you_mean(key, known)
+            if where != "the schema" and key in TOP_KEYS:
+                hint = ": TOML puts every key after a [section] line into that section, so move it above the first one"
+            raise ConfigError(f"unknown key '{key}' in {where}{hint}")
+        if not isinstance(value, known[key]) or (isinstance(value, bool) and known[key] is not bool):
+            kinds = known[key] if isinstance(known[key], tuple) else (known[key],)
+            names = " or ".join(
+                {"str": "text", "dict": "a table", "int": "a whole number"}.get(k.__name__, k.__name__) for k in kinds
+            )
+            raise ConfigError(f"{key} in {where} must be {names}, not {value!r}")

@@ -1,0 +1,164 @@
+"""What a prepared data set holds: its dense columns, its categorical features and its label.
+
+Ids are in popularity order: id 0 of a feature is its most frequent value in the training split. Values never seen in
+training, and values folded by `rare_below`, share the feature's `unseen` row, which takes its own place in that order
+(the last one when nothing was folded, since its count is then 0). `holdall order` renumbers the ids from `ordered_from`
+on, so that those that occur together sit together; below it the popularity order stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import read_json, write_json
+
+FORMAT = "holdall-data"
+VERSION = 1
+SCHEMA_FILE = "schema.json"
+
+FeatureKind = Literal["categorical", "bag", "sequence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One categorical feature: a single id a sample, a bag of ids, or an ordered sequence of ids."""
+
+    name: str
+    num_rows: int
+    """Rows its table needs: distinct values kept, the missing value, and the unseen row."""
+    unseen: int
+    """Id that values absent from the map stand for."""
+    kind: FeatureKind = "categorical"
+    max_length: int | None = None
+    """Longest bag or sequence kept, for kinds that have a length."""
+    table: str | None = None
+    """Name of the table it looks up when it shares one with another feature; its own name otherwise."""
+    ordered_from: int | None = None
+    """First id that `holdall order` renumbered; None when all ids are in popularity order."""
+
+    @property
+    def one_hot(self) -> bool:
+        return self.kind == "categorical"
+
+    @property
+    def num_ranked(self) -> int:
+        """How many ids, from 0 on, are in popularity order: a prefix of at most this length is the hottest ids."""
+        return self.num_rows if self.ordered_from is None else self.ordered_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseColumn:
+    """One numeric column and how its raw value x became the stored float32."""
+
+    name: str
+    transform: Literal["log", "standard", "none"] = "log"
+    """`log`: log(max(x, 0) + 1). `standard`: (x - mean) / std over the training split. `none`: as it is."""
+    mean: float = 0.0
+    std: float = 1.0
+    missing: float = 0.0
+    """Stored value where the raw one is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFile:
+    """One Arrow IPC file of a split."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """Rows of one part of the data (`train`, `valid` or `test`), in the order of its files."""
+
+    rows: int
+    positives: int
+    files: tuple[DataFile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """The whole description of a prepared data set, as `schema.json` holds it."""
+
+    label: str
+    dense: tuple[DenseColumn, ...]
+    features: tuple[Feature, ...]
+    splits: dict[str, Split] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
+    """Where it came from: format, files, options. For people; nothing depends on it."""
+    order: dict[str, Any] | None = None
+    """What `holdall order` did: its parameters, the bijection of each table and its hash. None: it was not applied."""
+
+    def __post_init__(self) -> None:
+        names = [feature.name for feature in self.features]
+        repeated = {name for name in names if names.count(name) > 1}
+        if repeated:
+            raise ConfigError(f"feature names must differ, but these repeat: {sorted(repeated)}")
+        for feature in self.features:
+            if not 0 <= feature.num_ranked <= feature.num_rows:
+                raise ConfigError(
+                    f"feature '{feature.name}' has ordered_from {feature.ordered_from}, but {feature.num_rows} rows"
+                )
+
+    @property
+    def num_dense(self) -> int:
+        return len(self.dense)
+
+    @property
+    def one_hot(self) -> bool:
+        """Whether every feature has exactly one id a sample."""
+        return all(feature.one_hot for feature in self.features)
+
+    @property
+    def cardinalities(self) -> dict[str, int]:
+        """Rows of each feature's table, by feature name."""
+        return {feature.name: feature.num_rows for feature in self.features}
+
+    @property
+    def order_hashes(self) -> dict[str, str]:
+        """By table, the hash of its renumbering by `holdall order`; data sets in one order have the same."""
+        tables = (self.order or {}).get("tables", {})
+        return {table: str(entry.get("sha256")) for table, entry in tables.items()}
+
+    def feature(self, name: str) -> Feature:
+        for feature in self.features:
+            if feature.name == name:
+                return feature
+        known = [feature.name for feature in self.features]
+        raise ConfigError(f"no feature named '{name}'{did_you_mean(name, known)}")
+
+    def save(self, folder: Path) -> None:
+        write_json(folder / SCHEMA_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def load(cls, folder: Path) -> Schema:
+        return cls.from_json(read_json(Path(folder) / SCHEMA_FILE, format=FORMAT, version=VERSION))
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Schema:
+        try:
+            return cls(
+                label=document["label"],
+                dense=tuple(DenseColumn(**column) for column in document["dense"]),
+                features=tuple(Feature(**feature) for feature in document["features"]),
+                splits={
+                    name: Split(
+                        rows=split["rows"],
+                        positives=split["positives"],
+                        files=tuple(DataFile(**file) for file in split["files"]),
+                    )
+                    for name, split in document.get("splits", {}).items()
+                },
+                source=document.get("source", {}),
+                order=document.get("order"),
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"the schema document is incomplete or has unknown fields ({error})") from error
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Several processes: rendezvous, collectives, sharded tables."""

@@ -1,0 +1,124 @@
+"""Which process keeps which row of tables whose first rows are hot, on all of them, and whose others are dealt out.
+
+Row `id` of table number t, with k = id - hot_rows[t] >= 0, is kept by process (k + t) mod W. Ids are in order of
+popularity, so each process gets rows of every popularity; that tables begin at different processes spreads the
+hottest row of each, and the rows of tables that have fewer of them than there are processes. A process keeps its rows
+of all tables end to end, in the order of tables and ids: `local` numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from holdall.common.errors import ConfigError
+from holdall.embedding.dense_pack import DensePack
+from holdall.tables.initial_rows import initial_rows
+from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+
+
+class Shards:
+    """The deal of tables' cold rows over processes; every process computes the same one."""
+
+    def __init__(self, num_rows: Mapping[str, int], hot_rows: Mapping[str, int], world_size: int):
+        for name, rows in num_rows.items():
+            if not 0 <= hot_rows[name] <= rows:
+                raise ConfigError(f"table '{name}' cannot have {hot_rows[name]} hot rows: it has {rows} rows")
+        self.names = list(num_rows)
+        self.num_rows, self.world_size = dict(num_rows), world_size
+        self.hot_rows = {name: hot_rows[name] for name in num_rows}
+        self.number = {name: number for number, name in enumerate(self.names)}
+        tails = torch.tensor([num_rows[name] - hot_rows[name] for name in self.names])
+        first = (torch.arange(world_size)[:, None] - torch.arange(len(self.names))) % world_size
+        self.counts = ((tails - first + world_size - 1) // world_size).clamp_(min=0)
+        """[W, T] rows of each table that each process keeps."""
+        self.starts = self.counts.cumsum(1) - self.counts
+        """[W, T] local number of the first of them."""
+        self.stride = max(1, int(self.counts.sum(1).max()))
+        """Rows that a process keeps, at most: owner * stride + local names a row."""
+        self._starts_on: dict[torch.device, Tensor] = {}
+        self._columns: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor, Tensor]] = {}
+
+    def columns(self, names: Sequence[str], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Hot rows, first hot row and number of each of these tables; kept, because making them on a GPU waits."""
+        key = (tuple(names), device)
+        if key not in self._columns:
+            near, start = {}, 0
+            for name, rows in self.hot_rows.items():
+                near[name], start = start, start + rows
+            tables = (self.hot_rows, near, self.number)
+            hot, begin, number = (torch.tensor([table[n] for n in names], device=device) for table in tables)
+            self._columns[key] = (hot, begin, number)
+        return self._columns[key]
+
+    def keys(self, rank_in_tail: Tensor, number: Tensor) -> Tensor:
+        """owner * stride + local number, for row k = `rank_in_tail` of the cold rows of table `number`."""
+        owner = (rank_in_tail + number) % self.world_size
+        if number.device not in self._starts_on:
+            self._starts_on[number.device] = self.starts.to(number.device)
+        starts = self._starts_on[number.device][owner, number]
+        return owner * self.stride + starts + rank_in_tail // self.world_size
+
+    def kept(self, rank: int, name: str) -> Tensor:
+        """[n] int64: the ids of a table's rows that a process keeps, in the order it keeps them."""
+        number = self.number[name]
+        first = self.hot_rows[name] + (rank - number) % self.world_size
+        return first + self.world_size * torch.arange(int(self.counts[rank, number]))
+
+    def local_slice(self, rank: int, name: str) -> slice:
+        """The local numbers of those rows."""
+        start = int(self.starts[rank, self.number[name]])
+        return slice(start, start + int(self.counts[rank, self.number[name]]))
+
+
+@dataclass(frozen=True)
+class ShardBeginnings(Beginnings):
+    """Initial values of the rows that a process keeps: `starts` are local numbers, the others are here."""
+
+    first_ids: Tensor
+    """[T] int64: the id of the first row of each table."""
+    step: int
+    """From one kept id of a table to the next: the number of processes."""
+
+    def rows(self, rows: Tensor, dim: int) -> Tensor:
+        table = torch.searchsorted(self.starts, rows, right=True) - 1
+        ids = self.first_ids[table] + (rows - self.starts[table]) * self.step
+        return initial_rows(ids, dim, self.seeds[table], self.stds[table])
+
+    def to(self, device: torch.device) -> ShardBeginnings:
+        starts, seeds, stds = (tensor.to(device) for tensor in (self.starts, self.seeds, self.stds))
+        return ShardBeginnings(starts, seeds, stds, self.first_ids.to(device), self.step)
+
+
+def owned_rows(host: DensePack, shards: Shards, rank: int) -> FarRows:
+    """The rows that a process keeps, end to end: zero pages over how they begin, or a copy of the pack's."""
+    tables = host.tables
+    if not host.storage.is_meta:
+        kept = [host.starts[name] + shards.kept(rank, name) for name in tables]
+        return FarRows(host.storage.cpu()[torch.cat(kept)])
+    first = [shards.hot_rows[name] + (rank - shards.number[name]) % shards.world_size for name in tables]
+    beginnings = ShardBeginnings(
+        starts=shards.starts[rank],
+        first_ids=torch.tensor(first),
+        step=shards.world_size,
+        seeds=torch.tensor([table.seed for table in tables.values()]),
+        stds=torch.tensor([table.init_std for table in tables.values()]),
+    )
+    store = torch.zeros(int(shards.counts[rank].sum()), host.storage.shape[1], dtype=host.storage.dtype)
+    return LazyRows(FarRows(store), beginnings)
+
+
+def hot_rows_of(host: DensePack, hot_rows: Mapping[str, int]) -> Tensor:
+    """The hot rows of all tables, end to end."""
+    dim, parts = host.storage.shape[1], []
+    for name, table in host.tables.items():
+        start, rows = host.starts[name], hot_rows[name]
+        if host.storage.is_meta:
+            assert table.seed is not None, "every table draws a seed"
+            parts.append(initial_rows(torch.arange(rows), dim, table.seed, table.init_std).to(host.storage.dtype))
+        else:
+            parts.append(host.storage[start : start + rows].detach().clone())
+    return torch.cat(parts)

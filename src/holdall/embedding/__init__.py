@@ -1,0 +1,1 @@
+"""All tables of a model behind one call: packs, lookup, id checks, `compress`."""

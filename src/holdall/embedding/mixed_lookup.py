@@ -1,0 +1,202 @@
+"""One id a feature from tables of several kinds: every kernel writes its vectors straight into [B, F, dim].
+
+A `Placement` says which kernel makes the vectors of which feature: packs of dense tables, groups of Frobenius tables,
+and the rest, which are made by their tables, or by packs whose rows are not all here, and copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from holdall.embedding.dense_pack import DensePack
+from holdall.kernels.frobenius import Factors, fits_triton, fused_gradients
+from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.side_stream import beside
+from holdall.tables import Table
+from holdall.tables.frobenius import FrobeniusTable
+
+
+@dataclass(frozen=True)
+class DensePart:
+    """Features whose vectors are rows of one pack: lines (source, target, start), see `lookup_triton.place`."""
+
+    pack: DensePack
+    lines: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FrobeniusPart:
+    """Features of Frobenius tables of one shape: (table, source, target)."""
+
+    members: list[tuple[FrobeniusTable, int, int]] = field(default_factory=list)
+
+    def factors(self) -> list[Factors]:
+        return [(table.left, table.right, table.basis) for table, *_ in self.members]
+
+
+class Placement:
+    """Who makes the vectors of the features at `positions`."""
+
+    def __init__(self, tables: Mapping[int, Table], packs: Sequence[DensePack], names: Sequence[str]):
+        """`tables` by position in the batch, in the order of the output; `names` of all tables by position."""
+        self.num_columns = len(tables)
+        self.dense = [DensePart(pack) for pack in packs]
+        self.frobenius: dict[Any, FrobeniusPart] = {}
+        self.rest: list[tuple[int, int]] = []
+        """(position, column) of features whose vectors are made elsewhere."""
+        for column, (position, table) in enumerate(tables.items()):
+            if not self._place(table, position, column, names[position]):
+                self.rest.append((position, column))
+        self.dense = [part for part in self.dense if part.lines]
+        self._on_device: dict[tuple[int, ...], Tensor] = {}
+
+    def _place(self, table: Table, position: int, column: int, name: str) -> bool:
+        """Give a feature to the kernels; whether they take it."""
+        for part in self.dense:
+            if name in part.pack.tables:
+                part.lines.append((position, column, part.pack.starts[name]))
+                return True
+        if not isinstance(table, FrobeniusTable) or not fits_triton([(table.left, table.right, table.basis)]):
+            return False
+        key = table.batch_key()
+        if key is not None:
+            self.frobenius.setdefault(key, FrobeniusPart()).members.append((table, position, column))
+        return key is not None
+
+    @property
+    def worthwhile(self) -> bool:
+        """Whether some kernel takes part."""
+        return bool(self.dense or self.frobenius)
+
+    def lines(self, part: DensePart, device: torch.device) -> Tensor:
+        """A part's lines on the device; kept, because copying them there waits for it."""
+        key = (id(part), device.index or 0)
+        if key not in self._on_device:
+            self._on_device[key] = torch.tensor(part.lines).to(device)
+        return self._on_device[key]
+
+    def bags_of(self, part: DensePart, size: int, device: torch.device) -> Tensor:
+        """Which row of the flat output [B * F] each lookup [B, n] of a part went to."""
+        key = (id(part), device.index or 0, size)
+        if key not in self._on_device:
+            columns = self.lines(part, device)[:, 1]
+            samples = torch.arange(size, device=device).unsqueeze(1) * self.num_columns
+            found = (samples + columns).reshape(-1)
+            self._on_device[key] = found.int() if size * self.num_columns < 2**31 else found
+        return self._on_device[key]
+
+    def sorted_rows(self, part: DensePart, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Row numbers [B * n] of a part's lookups, the same in ascending order, and where their vectors lie."""
+        from holdall.kernels import lookup_triton
+        from holdall.kernels.row_update_triton import sort_rows
+
+        num_rows = part.pack.storage.shape[0]
+        numbers = lookup_triton.row_numbers(values, self.lines(part, values.device), 0, num_rows).reshape(-1)
+        ids, order = sort_rows(numbers, num_rows)
+        return numbers, ids, self.bags_of(part, values.shape[1], values.device)[order]
+
+    def parameters(self) -> Iterator[Tensor]:
+        """What learns through the kernels: the packs' tables (whose gradients go to the pack), then all factors."""
+        for part in self.dense:
+            yield from (table.weight for table in part.pack.tables.values())
+        for group in self.frobenius.values():
+            for factors in group.factors():
+                yield from factors
+
+    def dtypes(self) -> Iterator[torch.dtype]:
+        yield from (part.pack.storage.dtype for part in self.dense)
+        yield from (group.members[0][0].basis.dtype for group in self.frobenius.values())
+
+    def row_numbers(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """`(storage, rows [B, F], others)` for `dot_interaction_of_rows`, from one pack and other tables, no `rest`."""
+        from holdall.kernels import frobenius_triton as fused
+        from holdall.kernels import lookup_triton
+
+        (part,) = self.dense
+        device, size = values.device, values.shape[1]
+        members = [member for group in self.frobenius.values() for member in group.members]
+        others = values.new_empty(size, len(members), part.pack.storage.shape[1], dtype=dtype)
+        key = (0, device.index or 0, 0, 0)
+        if key not in self._on_device:
+            by_column = {target: (source, 0, start) for source, target, start in part.lines}
+            by_column.update({target: (source, slot, -1) for slot, (_, source, target) in enumerate(members)})
+            lines = [by_column[column] for column in range(self.num_columns)]
+            self._on_device[key] = torch.tensor(lines).to(device)
+        slot = 0
+        lookups = fused.one_id_a_sample(values, len(members))
+        with beside(device) as other:
+            for group in self.frobenius.values():
+                places = [fused.Place(source, slot + i) for i, (_, source, _) in enumerate(group.members)]
+                slot += len(places)
+                fused.forward(group.factors(), places, lookups, others)
+        rows = lookup_triton.row_numbers(values, self._on_device[key], len(members), part.pack.storage.shape[0])
+        other.join()
+        return part.pack.storage, rows, others.flatten(0, 1)
+
+
+class PlacedLookup(torch.autograd.Function):
+    """Vectors [B, F, dim] of ids `values` [F', B] in one buffer, and their gradients handed back to where they belong.
+
+    Packs get their gradient as `FusedLookup` gives it, its row numbers sorted already; factors get a dense one;
+    `columns` are the vectors [B, dim] of the placement's `rest`. The sort, a chain of small kernels, runs beside those
+    that make the vectors.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, placement: Placement, values: Tensor, dtype: torch.dtype, num_rest: int, *tensors: Tensor
+    ) -> Tensor:
+        from holdall.kernels import frobenius_triton as fused
+        from holdall.kernels import lookup_triton
+
+        ctx.placement, columns = placement, tensors[len(tensors) - num_rest :]
+        size, dim = values.shape[1], tensors[0].shape[-1] if placement.dense else tensors[2].shape[-1]
+        out = torch.empty(size, placement.num_columns, dim, dtype=dtype, device=values.device)
+        lookups, learns = fused.one_id_a_sample(values, placement.num_columns), any(ctx.needs_input_grad)
+        with beside(values.device) as other:
+            sorted_rows = [placement.sorted_rows(part, values) for part in placement.dense if learns]
+        us = [
+            fused.forward(group.factors(), _places(group), lookups, out, saves_u=learns)
+            for group in placement.frobenius.values()
+        ]
+        for part in placement.dense:
+            lookup_triton.place(part.pack.storage, values, placement.lines(part, values.device), out)
+        for (_, column), vectors in zip(placement.rest, columns, strict=True):
+            out[:, column] = vectors
+        other.join()
+        ctx.column_types = [vectors.dtype for vectors in columns]
+        ctx.save_for_backward(values, *us, *(tensor for each in sorted_rows for tensor in each))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        from holdall.kernels import frobenius_triton as fused
+
+        placement: Placement = ctx.placement
+        values, *saved = ctx.saved_tensors
+        us, rows = saved[: len(placement.frobenius)], saved[len(placement.frobenius) :]
+        grad = grads[0].contiguous()
+        lookups = fused.one_id_a_sample(values, placement.num_columns)
+        found: list[Tensor | None] = []
+        for i, part in enumerate(placement.dense):
+            numbers, ids, sources = rows[3 * i : 3 * i + 3]
+            bags = placement.bags_of(part, grad.shape[0], grad.device)
+            gradient = RowGradient(numbers, grad.view(-1, grad.shape[-1]), bags, sorted=(ids, sources))
+            part.pack.gradients.append(gradient)
+            found.extend(None for _ in part.pack.tables)
+        for group, u in zip(placement.frobenius.values(), us, strict=True):
+            found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])
+        for (_, column), dtype in zip(placement.rest, ctx.column_types, strict=True):
+            found.append(grad[:, column].to(dtype))
+        return None, None, None, None, *found
+
+
+def _places(group: FrobeniusPart) -> list[Any]:
+    from holdall.kernels.frobenius_triton import Place
+
+    return [Place(source, target) for _, source, target in group.members]

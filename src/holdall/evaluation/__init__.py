@@ -1,0 +1,1 @@
+"""Metrics, ranking, and the scores of a model on a split."""

@@ -1,0 +1,208 @@
+"""How good a model is on a split: from a model in memory, or from a run folder."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdall import checkpoint
+from holdall.common.errors import CheckpointError, ConfigError
+from holdall.data.batch import Batch, Ids
+from holdall.data.dataset import DataSet
+from holdall.data.loader import Loader
+from holdall.data.ranking import RankingCases, ranking_path
+from holdall.data.schema import Schema
+from holdall.evaluation.grouped import grouped_metrics
+from holdall.evaluation.metrics import BATCH_SIZE, BinaryMetrics
+from holdall.evaluation.ranking import K, ranking_metrics
+from holdall.models.model import Model, batch_device, evaluating
+from holdall.tiers.placement import place
+from holdall.training.config import TrainConfig
+from holdall.training.follow_plan import PLAN_FILE
+from holdall.training.tracking import Progress, read_run
+
+CHECKPOINTS = "checkpoints"
+BEST = "best"
+"""Folders of a run: the checkpoints it goes on from, and the best model when it may stop early."""
+
+
+def pick_device(name: str) -> torch.device:
+    """The device `name` stands for; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise CheckpointError(
+            f"device '{name}' cannot be used here ({str(error).splitlines()[0]}): choose cpu or auto"
+        ) from None
+    return device
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a split this process measures, and how the sums of all are added up."""
+
+    rank: int = 0
+    world_size: int = 1
+    reduce: Callable[[Tensor], None] = lambda _: None
+    """Adds up a tensor over the processes, in place."""
+    bring: Callable[[Ids], None] | None = None
+    """Called before each lookup where rows come from other processes, which all call it equally often."""
+
+    def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
+        """This process's of all ranking cases; with `bring`, equally many batches on each, the last of no cases."""
+        if self.bring is None:
+            yield from itertools.islice(cases, self.rank, None, self.world_size)
+            return
+        cases = iter(cases)
+        while together := list(itertools.islice(cases, self.world_size)):
+            if self.rank < len(together):
+                yield together[self.rank]
+            else:
+                batch, counts = together[0]
+                yield batch.without_samples(), counts[:0]
+
+
+def evaluate_model(
+    model: nn.Module,
+    data: DataSet,
+    *,
+    batch_size: int = BATCH_SIZE,
+    allow_one_class: bool = False,
+    quiet: bool = True,
+    part: Part = Part(),  # noqa: B008
+) -> dict[str, float]:
+    """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
+    device = batch_device(model)
+    metrics = BinaryMetrics(device=device)
+    with evaluating(model), Progress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
+        shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
+        for batch in shares.epoch(0):
+            if part.bring is not None:
+                part.bring(batch.ids)
+            if not len(batch):  # fewer rows than processes
+                continue
+            batch = batch.to(device)
+            metrics.update(model(batch), batch.label)
+            progress.update(len(batch))
+    part.reduce(metrics.counts)
+    part.reduce(metrics.sums)
+    return metrics.compute(allow_one_class=allow_one_class)
+
+
+def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
+    """The model of a run from its best checkpoint, else its newest; with its settings, schema and that checkpoint."""
+    document = read_run(run)
+    config = TrainConfig.from_json(document["config"]["train"])
+    if config.plan is not None:
+        config = replace(config, plan=str(run / PLAN_FILE))  # the run may have moved
+    schema = Schema.load(run)
+    path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
+    if path is None:
+        raise CheckpointError(
+            f"{run} has no complete checkpoint yet: train on with --resume, or wait for the first one"
+        )
+    if config.tail == "disk":
+        model, tensors = _on_disk(config, schema, pick_device(device))
+    else:
+        model = config.build_model(schema, device=pick_device(device))
+        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    checkpoint.load_into(path, tensors, prefix="model.")
+    return model, config, schema, path
+
+
+def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
+    """A model whose tables are as large as the run's were, in files that go when it does; and what to load into."""
+    torch.manual_seed(config.seed)  # which decides how untouched rows begin
+    model = config.build_model(schema, dense_device="meta")
+    files = tempfile.TemporaryDirectory(prefix="holdall-")
+    weakref.finalize(model, files.cleanup)
+    hot = dict.fromkeys((name for pack in model.bags.packs for name in pack.tables), 0)
+    tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(files.name))
+    tensors: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors.update({f"model.bags.{name}": tensor for name, tensor in tiers.lazy_weights().items()})
+    return model, tensors
+
+
+def evaluate(
+    run: str | Path,
+    split: str = "test",
+    *,
+    data: str | Path | None = None,
+    k: int | None = None,
+    group_by: str | None = None,
+    device: str = "auto",
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Metrics of a trained run on a split of its data set, or of another prepared folder with the same ids.
+
+    Where the split has ranking cases, as those of implicit data have, HR@K and NDCG@K over them too (K is 10 unless
+    said); metrics of its rows that do not exist, such as AUC without negatives, are then left out. `group_by` names a
+    feature: AUC within the rows of each of its ids is added, and with a `k`, where there are no ranking cases, HR@K and
+    NDCG@K within them.
+    """
+    model, rows, checkpoint_name = _load(run, split, data, device)
+    ranked = ranking_path(rows.folder, split).exists()
+    if k is not None and not ranked and group_by is None:
+        raise ConfigError(
+            f"HR@{k} and NDCG@{k} need ranking cases, and split '{split}' of {rows.folder} has none: they are written "
+            f"for implicit data sets; for click data name the feature to rank within (--group-by user)"
+        )
+    metrics: dict[str, Any] = evaluate_model(model, rows, allow_one_class=ranked, quiet=quiet)
+    if group_by is not None:
+        metrics.update(grouped_metrics(model, rows, group_by, None if ranked else k))
+    if ranked:
+        metrics.update(rank_model(model, rows, K if k is None else k))
+        metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
+    return {"split": split, **metrics, "checkpoint": checkpoint_name}
+
+
+def evaluate_ranking(
+    run: str | Path, split: str = "test", k: int = K, *, data: str | Path | None = None, device: str = "auto"
+) -> dict[str, Any]:
+    """HR@K and NDCG@K of a trained run over the ranking cases of a split: `evaluate` without the metrics of rows."""
+    model, rows, checkpoint_name = _load(run, split, data, device)
+    return {"split": split, **rank_model(model, rows, k), "checkpoint": checkpoint_name}
+
+
+def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
+    """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
+    cases = RankingCases.load(data.folder, data.split).batches(data)
+    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)
+
+
+def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> tuple[nn.Module, DataSet, str]:
+    """The model of a run, the rows to measure it on, and the name of its checkpoint."""
+    model, _, schema, path = load_model(Path(run), device=device)
+    folder = Path(data) if data is not None else Path(read_run(Path(run))["config"]["data"])
+    rows = DataSet(folder, split)
+    refuse_other_data(rows.schema, schema, folder)
+    return model, rows, path.name
+
+
+def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:
+    """Raise unless a data folder has the columns and id ranges a model was made for."""
+    for kind in ("dense", "features"):
+        ours, theirs = getattr(expected, kind), getattr(found, kind)
+        if ours != theirs:
+            names = [a.name for a, b in zip(ours, theirs, strict=False) if a != b] or ["their number"]
+            raise CheckpointError(
+                f"the data set {folder} is not the one this model was trained on: its {kind} columns differ "
+                f"({', '.join(names[:5])}); use the folder the run was trained on, or prepare with the same maps"
+            )
+    if found.order_hashes != expected.order_hashes:
+        raise CheckpointError(
+            f"the ids of {folder} are in another order than those this model was trained on: use the folder the run "
+            f"was trained on, or order it in the same way (holdall order --like)"
+        )

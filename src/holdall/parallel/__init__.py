@@ -1,1 +1,0 @@
-"""Training on several processes: strategies that spread tables and batches over them."""

@@ -1,1 +1,0 @@
-"""Where the rows of every table live: what this machine can do, what a step would cost, and the plan that is best."""

@@ -1,0 +1,1 @@
+"""How and where tables are stored: cost model, plan, planner, presets, simulation."""

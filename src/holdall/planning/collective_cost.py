@@ -1,0 +1,146 @@
+"""Seconds of collectives: measured at some sizes between some processes, scaled to other sizes and more processes.
+
+    links = Links(hardware.collectives)
+    links.all_reduce(4e6, 64)          # seconds, of a tensor of 4 MB on each of 64 processes
+
+`n` is always the bytes of the tensor that a process passes, its own part included, as `holdall hardware` measures it.
+Seconds are a latency and a part that grows with the bytes:
+
+    T(n, W) = latency * rounds(W) / rounds(W0) + above(n) * wire(W) / wire(W0)
+
+W0 is the number of processes that measured. The latency is what the two smallest sizes say of a message of no bytes;
+`above` is the rest, on straight lines between the measured sizes in the logarithms of both, which is exact for
+latency + bytes / bandwidth; below the smallest and beyond the largest size it is in proportion.
+
+| collective | wire(W): sent of each byte | rounds(W), one after the other |
+| --- | --- | --- |
+| all-reduce | 2 (W - 1) / W, a ring's | 2 (W - 1) over gloo (a ring), 2 log2 W over NCCL (a tree for small messages) |
+| all-to-all | (W - 1) / W | W - 1, one message to each of the others: an upper bound where they are sent at once |
+| all-gather | W - 1 | half of an all-reduce's |
+
+Where all-gather was not measured, it is taken as half an all-reduce of W n bytes, which ends with one.
+
+Every pair of processes is taken to be as far apart as those that measured: measure between machines, with as many
+processes as there are, to predict for more machines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from holdall.common.errors import ConfigError
+from holdall.planning.machine.hardware import Collectives as Measured
+
+Array = npt.NDArray[Any]
+Collective = Literal["all_reduce", "all_to_all", "all_gather"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective of a step, with the bytes that are expected of it."""
+
+    kind: str
+    """As `Collectives.count` names it."""
+    collective: Collective
+    num_bytes: float
+    """Of the tensor of the process that has most: all wait for it."""
+    sent: float
+    """What a process sends to others, on average."""
+    calls: int = 1
+    """How many of them carry these bytes, in equal parts."""
+
+
+class Links:
+    """What collectives between processes take (see the top of this file); sizes may be numbers or arrays of them."""
+
+    def __init__(self, measured: Measured):
+        if measured.world_size < 2 or not measured.all_reduce or not measured.all_to_all:
+            raise ConfigError(
+                "the rates of collectives need two processes or more, and at least one size of each: measure again "
+                "with `torchrun --nproc-per-node 2 -m holdall hardware`"
+            )
+        self.backend, self.measured_on = measured.backend, measured.world_size
+        self._reduce, self._exchange = _Curve(measured.all_reduce), _Curve(measured.all_to_all)
+        self._gather = _Curve(measured.all_gather) if measured.all_gather else None
+
+    def all_reduce(self, num_bytes: Any, world_size: int) -> Any:
+        """Seconds to sum a tensor of so many bytes over processes."""
+        return self._seconds(self._reduce, "all_reduce", num_bytes, world_size)
+
+    def all_to_all(self, num_bytes: Any, world_size: int) -> Any:
+        """Seconds to exchange tensors of so many bytes, a W-th of which is for each process."""
+        return self._seconds(self._exchange, "all_to_all", num_bytes, world_size)
+
+    def all_gather(self, num_bytes: Any, world_size: int) -> Any:
+        """Seconds until every process has the tensors of all, each of so many bytes."""
+        if self._gather is None:
+            return self.all_reduce(world_size * np.asarray(num_bytes), world_size) / 2
+        return self._seconds(self._gather, "all_gather", num_bytes, world_size)
+
+    def seconds(self, message: Message, world_size: int) -> float:
+        """What a message takes, all its calls together."""
+        one = getattr(self, message.collective)(message.num_bytes / max(1, message.calls), world_size)
+        return message.calls * float(one)
+
+    def by_kind(self, messages: Iterable[Message], world_size: int) -> dict[str, float]:
+        """Seconds of messages, those of one kind together."""
+        found: dict[str, float] = {}
+        for message in messages:
+            found[message.kind] = found.get(message.kind, 0.0) + self.seconds(message, world_size)
+        return found
+
+    def _seconds(self, curve: _Curve, collective: Collective, num_bytes: Any, world_size: int) -> Any:
+        if world_size == 1:
+            return np.zeros_like(np.asarray(num_bytes, dtype=np.float64))
+        rounds = self._rounds(collective, world_size) / self._rounds(collective, self.measured_on)
+        wire = wire_share(collective, world_size) / wire_share(collective, self.measured_on)
+        return curve.latency * rounds + curve.above(num_bytes) * wire
+
+    def _rounds(self, collective: Collective, world_size: int) -> float:
+        if collective == "all_to_all":
+            return world_size - 1
+        rounds = math.log2(world_size) if self.backend == "nccl" else world_size - 1
+        return rounds if collective == "all_gather" else 2 * rounds
+
+
+def wire_share(collective: Collective, world_size: int) -> float:
+    """Bytes that a process sends to others for each byte of its tensor."""
+    others = world_size - 1
+    return {"all_reduce": 2 * others / world_size, "all_to_all": others / world_size, "all_gather": others}[collective]
+
+
+class _Curve:
+    """Seconds by size, as a latency and what is above it."""
+
+    def __init__(self, measured: Mapping[str, float]):
+        points = sorted((float(size), seconds) for size, seconds in measured.items())
+        self.sizes = np.array([size for size, _ in points])
+        # A smaller message is never slower: what disturbs a measurement makes it longer.
+        seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
+        self.latency = 0.0
+        if len(points) > 1:
+            each = (seconds[1] - seconds[0]) / (self.sizes[1] - self.sizes[0])
+            self.latency = float(max(0.0, seconds[0] - each * self.sizes[0]))
+        self.rest = seconds - self.latency
+
+    def above(self, num_bytes: Any) -> Array:
+        """Seconds beyond the latency."""
+        sizes, rest = self.sizes, self.rest
+        n = np.asarray(num_bytes, dtype=np.float64)
+        outside = np.where(n < sizes[0], rest[0] * n / sizes[0], rest[-1] * n / sizes[-1])
+        if len(sizes) == 1:
+            return outside
+        left = np.clip(np.searchsorted(sizes, n, side="right") - 1, 0, len(sizes) - 2)
+        n0, n1, r0, r1 = sizes[left], sizes[left + 1], rest[left], rest[left + 1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            power = np.log(r1 / r0) / np.log(n1 / n0)
+            curved = r0 * (np.maximum(n, n0) / n0) ** power
+        straight = r1 * (n - n0) / (n1 - n0)  # from nothing, which has no logarithm
+        inside = np.where(r0 > 0, curved, straight)
+        return np.where((n < sizes[0]) | (n > sizes[-1]), outside, inside)

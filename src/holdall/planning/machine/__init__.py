@@ -1,0 +1,1 @@
+"""Measured rates of a machine, as hardware.json holds them."""

@@ -1,0 +1,339 @@
+"""What a machine can do: measured rates, as `hardware.json` (docs/formats.md) holds them.
+
+    hardware = Hardware.load("hardware.json")
+    hardware.check_machine()                     # warns when it was measured on another machine
+
+`placement.measure` measures them; `placement.cost` makes the time of a step of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import warnings
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import torch
+
+from holdall.common import environment
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import read_json, write_json
+
+FORMAT = "holdall-hardware"
+VERSION = 1
+FILE = "hardware.json"
+
+
+class HardwareWarning(UserWarning):
+    """Rates of another machine are used."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of an operation over L lookups of U distinct rows: base + per_lookup * L + per_row * U."""
+
+    base: float = 0.0
+    per_lookup: float = 0.0
+    per_row: float = 0.0
+
+    def seconds(self, lookups: float, rows: float) -> float:
+        return self.base + self.per_lookup * lookups + self.per_row * rows
+
+    def scaled(self, factor: float) -> Cost:
+        """The same with `factor` times the work a lookup and a row."""
+        return Cost(self.base, self.per_lookup * factor, self.per_row * factor)
+
+    def between(self, other: Cost, part: float) -> Cost:
+        """On the way to another, 0 to 1."""
+        mine, theirs = asdict(self).values(), asdict(other).values()
+        return Cost(*(a + part * (b - a) for a, b in zip(mine, theirs, strict=True)))
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of an operation on n things: base + each * n."""
+
+    base: float = 0.0
+    each: float = 0.0
+
+    def seconds(self, n: float) -> float:
+        return self.base + self.each * n
+
+
+@dataclass(frozen=True)
+class TableCost:
+    """Looking up rows of tables of one method and dim, and taking their gradients back and updating them.
+
+    For tensor trains `rows` of the costs are products of the chain (`cost.Chain`), not rows.
+    """
+
+    method: dict[str, Any]
+    dim: int
+    optimizer: str
+    lookup: Cost
+    update: Cost
+    """Backward and update."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer with its ReLU, forward and backward."""
+
+    inputs: int
+    outputs: int
+    seconds: dict[str, float]
+    """By samples."""
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Interaction:
+    """The dot interaction of `vectors` vectors of `dim` numbers, forward and backward."""
+
+    vectors: int
+    dim: int
+    seconds: dict[str, float]
+    """By samples."""
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What steps of a GPU cost its host, which launches them as CUDA graphs where it can."""
+
+    launch_step: Line
+    """Seconds of the host: a step whose batch, of n numbers, its threads read."""
+    launch_far: Line
+    """The same where kernels find, fetch and send back far rows of a pack."""
+    launch_layers: Line
+    """Seconds of the host: a step of n layers whose kernels it launches one by one."""
+    copied: Cost
+    """Seconds that far rows add to a step when the host finds them among all lookups, gathers and copies them, and puts
+    them back, ahead of the steps and behind them."""
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Seconds of an operation of all processes, by bytes of the tensor that each one passes (`parallel.cost.Links`)."""
+
+    backend: str
+    world_size: int
+    all_reduce: dict[str, float]
+    all_to_all: dict[str, float]
+    all_gather: dict[str, float] = field(default_factory=dict)
+    """By bytes of one process's part; empty in files from before it was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Rates of one machine and one device of it."""
+
+    machine: dict[str, Any]
+    """What it was measured on; `id` is a hash of the rest."""
+    device: str
+    """`cpu` or `cuda`."""
+    threads: int
+    """Threads of the CPU operations."""
+    date: str
+    took_seconds: float
+    tables: tuple[TableCost, ...]
+    """On the device; dense ones by optimizer and dim, compressed ones for some settings."""
+    host_tables: tuple[TableCost, ...]
+    """Dense ones, on the host; those of `tables` when the device is the CPU."""
+    gather: dict[str, dict[str, Line]]
+    """Reading n random rows, by where they are (`device`, `host`, `disk`, or `cached`: of a file on disk, but still in
+    the system's memory) and bytes of a row; with a GPU also `pinned`: of the host, by a kernel on the device."""
+    scatter: dict[str, dict[str, Line]]
+    """Writing them back."""
+    copy: dict[str, Line]
+    """Copying n bytes: to_device, to_host (from and to ordinary memory), to_device_pinned, to_host_pinned; nothing
+    moves when the device is the CPU."""
+    find: Cost
+    """Telling far rows from hot ones among L lookups; U of them are far, and made distinct. With a GPU, by kernels."""
+    begin: dict[str, Cost] = field(default_factory=dict)
+    """Making initial values, which are not stored, part of rows that are read or written by tiers (`read`, `write`): by
+    numbers and rows. Empty in files from before it was measured."""
+    layers: tuple[Layer, ...]
+    interactions: tuple[Interaction, ...]
+    stack: dict[str, Line]
+    """Putting n numbers of vectors of different kinds of tables side by side: `forward`, and `backward`."""
+    dense_update: dict[str, Line]
+    """Updating n dense parameters, by optimizer."""
+    read: Line
+    """Making, checking and handing over a batch of n numbers."""
+    overlap: float
+    """Part of the shorter of two stages that is hidden when they run at the same time: 1 when both run at full
+    speed."""
+    call: float
+    """Seconds of a call that does nothing, on the device."""
+    stream: float
+    """Bytes a second of an operation that reads and writes memory in order, on the device."""
+    captured: Captured | None = None
+    """Of a GPU; None on a CPU, and in files from before it was measured, which are refused."""
+    collectives: Collectives | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def check_machine(self) -> str | None:
+        """Warn, and say why, when this is not the machine the rates were measured on."""
+        here = machine_identity()
+        if here["id"] == self.machine.get("id"):
+            return None
+        differing = [name for name in here if name != "id" and here[name] != self.machine.get(name)]
+        told = ", ".join(f"{name} {self.machine.get(name)!r} there, {here[name]!r} here" for name in differing)
+        message = (
+            f"the rates were measured on another machine ({told}), so times are predicted for that one: measure "
+            f"this one with `holdall hardware`"
+        )
+        warnings.warn(message, HardwareWarning, stacklevel=2)
+        return message
+
+    def save(self, path: str | Path) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Hardware:
+        path = Path(path)
+        if not path.exists():
+            raise ConfigError(f"there is no {path}: make it with `holdall hardware --out {path}`")
+        document = read_json(path, format=FORMAT, version=VERSION, error=ConfigError)
+        return cls.from_json(document, str(path))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], where: str = "the rates") -> Hardware:
+        given = {name: value for name, value in document.items() if name not in ("format", "version")}
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{where}: unknown field '{name}'{did_you_mean(name, known)}")
+        try:
+            hardware = cls(**_parsed(given))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"{where} is incomplete or damaged ({error}): measure again with `holdall hardware`"
+            ) from error
+        _check_numbers(asdict(hardware), where)
+        return hardware
+
+
+def middle_of(measured: Sequence[Hardware]) -> Hardware:
+    """Of a machine that was measured several times, the middle of every number."""
+    notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
+    middle = _middle([asdict(replace(one, notes=())) for one in measured])
+    return replace(Hardware.from_json({**middle, "date": measured[-1].date}), notes=notes)
+
+
+def _middle(values: Sequence[Any]) -> Any:
+    """Of numbers the middle one; of what holds numbers, of each; what else there is, is the same in all of them."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {name: _middle([value[name] for value in values]) for name in first}
+    if isinstance(first, list | tuple):
+        return [_middle(parts) for parts in zip(*values, strict=True)]
+    return median_low(values) if isinstance(first, float) else first
+
+
+def _parsed(given: dict[str, Any]) -> dict[str, Any]:
+    def tables(entries: Sequence[Mapping[str, Any]]) -> tuple[TableCost, ...]:
+        return tuple(
+            TableCost(**{**entry, "lookup": Cost(**entry["lookup"]), "update": Cost(**entry["update"])})
+            for entry in entries
+        )
+
+    def lines(entries: Mapping[str, Mapping[str, float]]) -> dict[str, Line]:
+        for name, line in entries.items():
+            if not isinstance(line, Mapping):
+                raise ValueError(f"'{name}' is {line}, not base and each")
+        return {name: Line(**line) for name, line in entries.items()}
+
+    parsed = dict(given)
+    for name in ("tables", "host_tables"):
+        parsed[name] = tables(given[name])
+    for name in ("gather", "scatter"):
+        parsed[name] = {tier: lines(by_size) for tier, by_size in given[name].items()}
+    for name in ("copy", "stack", "dense_update"):
+        parsed[name] = lines(given[name])
+    parsed["begin"] = {name: Cost(**cost) for name, cost in given.get("begin", {}).items()}
+    parsed["find"], parsed["read"] = Cost(**given["find"]), Line(**given["read"])
+    parsed["layers"] = tuple(Layer(**entry) for entry in given["layers"])
+    parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
+    parsed["notes"] = tuple(given.get("notes", ()))
+    if given.get("captured") is not None:
+        known = given["captured"]
+        parts = lines({name: known[name] for name in ("launch_step", "launch_far", "launch_layers")})
+        parsed["captured"] = Captured(**{**known, **parts, "copied": Cost(**known["copied"])})
+    if given.get("collectives") is not None:
+        parsed["collectives"] = Collectives(**given["collectives"])
+    return parsed
+
+
+def _check_numbers(value: Any, where: str) -> None:
+    """Refuse rates that cannot be, before anything is planned on them."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_numbers(item, f"{where}, {name}")
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_numbers(item, f"{where}, {place}")
+    elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{where} is {value}: no machine has that; measure again with `holdall hardware`")
+
+
+def machine_identity() -> dict[str, Any]:
+    """What makes this machine another one: processor, cores, memory, accelerators; no names of people or hosts."""
+    facts = environment.hardware()
+    # Memory in whole gibibytes: what a kernel keeps for itself varies from boot to boot.
+    facts["memory_gib"] = None if facts["memory_gib"] is None else round(facts["memory_gib"])
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return {"id": digest, **facts}
+
+
+def default_path() -> Path:
+    """Where this machine's rates are kept when no file is named: `$XDG_CACHE_HOME/holdall/hardware.json`."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "holdall" / FILE
+
+
+def by_size(measured: Mapping[str, float], at: float) -> float:
+    """Seconds at a size, from those measured at some."""
+    points = sorted((int(size), seconds) for size, seconds in measured.items())
+    return interpolate([size for size, _ in points], [seconds for _, seconds in points], at)
+
+
+def interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """On straight lines between points; below the first its value, beyond the last in proportion."""
+    if at <= places[0]:
+        return values[0]
+    if at >= places[-1]:
+        return values[-1] * at / places[-1]
+    right = bisect_left(places, at)
+    part = (at - places[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + part * (values[right] - values[right - 1])
+
+
+def line_at(lines: Mapping[str, Line], width: int) -> Line:
+    """Of lines by bytes of a row, that of a width: between measured ones on a straight line, beyond the largest in
+    proportion."""
+    points = sorted((int(size), line) for size, line in lines.items())
+    nearest = min(points, key=lambda point: abs(point[0] - width))[1]
+    return Line(nearest.base, interpolate([size for size, _ in points], [line.each for _, line in points], width))
+
+
+def device_kind(name: str) -> str:
+    """`cpu` or `cuda` of a device that must be there; `auto` is a GPU if there is one."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"no device kind '{name}'{did_you_mean(kind, ['cpu', 'cuda', 'auto'])}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{name}' is not there: this machine has no GPU that torch can use; choose cpu")
+    return kind

@@ -1,0 +1,86 @@
+"""Random rows of a mapped file: those that lie on disk, and those that the system still has in memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from holdall.common.errors import ConfigError
+from holdall.common.memory import available_memory
+from holdall.common.sizes import readable_bytes
+from holdall.planning.machine.hardware import Line
+
+Rates = dict[str, dict[str, Line]]
+
+READS = 256
+"""Random rows that are timed, for each size of a row."""
+REPEATS = 5
+"""How often, each time other rows; the median counts."""
+
+
+def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tuple[Rates, Rates, list[str]]:
+    """`(gather, scatter, notes)`, by `disk` and `cached` and bytes of a row.
+
+    `disk`: the file is dropped from memory before it is read, and written rows are forced to disk. `cached`: it is in
+    the system's memory but not mapped to this process. Where the system cannot be asked to drop it, all that is
+    measured is memory; a note says so.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder} to measure the disk in: name one that exists")
+    free = available_memory(folder)["disk"]
+    if free < 2 * num_bytes:
+        raise ConfigError(
+            f"the disk at {folder} is too small to measure: it takes {readable_bytes(2 * num_bytes)}, and "
+            f"{readable_bytes(free)} are free; free some, or name a folder on another disk"
+        )
+    gather: Rates = {"disk": {}, "cached": {}}
+    scatter: Rates = {"disk": {}, "cached": {}}
+    drops = hasattr(os, "posix_fadvise")
+    notes = []
+    if not drops:
+        notes.append("this system cannot be asked to drop a file from memory: the disk's rates are those of memory")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".holdall-", suffix=".measure") as file:
+        block = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
+        for _ in range(max(1, num_bytes >> 20)):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        for width in row_bytes:
+            turns = [_time_rows(file.fileno(), file.tell(), width, turn, drops=drops) for turn in range(REPEATS)]
+            times = np.median(turns, axis=0).tolist()
+            for (rates, kind), seconds in zip(
+                ((gather, "disk"), (scatter, "disk"), (gather, "cached"), (scatter, "cached")), times, strict=True
+            ):
+                rates[kind][str(width)] = Line(0.0, seconds)
+    return gather, scatter, notes
+
+
+def _time_rows(descriptor: int, size: int, width: int, turn: int, *, drops: bool) -> tuple[float, float, float, float]:
+    """Seconds a row of: reading from disk, writing to it, reading from the system's memory, writing there."""
+    places = torch.from_numpy(np.random.default_rng([width, turn]).integers(0, size // width, READS)).unique()
+    if drops:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    with mmap.mmap(descriptor, size) as mapped:
+        mapped.madvise(mmap.MADV_RANDOM)
+        rows = torch.frombuffer(mapped, dtype=torch.float32).view(-1, width // 4)
+        times = [time.perf_counter()]
+        found = rows.index_select(0, places)
+        times.append(time.perf_counter())
+        rows.index_copy_(0, places, found)
+        mapped.flush()
+        times.append(time.perf_counter())
+        mapped.madvise(mmap.MADV_DONTNEED)
+        times.append(time.perf_counter())
+        found = rows.index_select(0, places)
+        times.append(time.perf_counter())
+        rows.index_copy_(0, places, found)
+        times.append(time.perf_counter())
+        del rows, found  # a map in use cannot be closed
+    read, written, _, again, back = np.diff(times) / places.numel()
+    return float(read), float(written), float(again), float(back)

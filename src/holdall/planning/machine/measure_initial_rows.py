@@ -1,0 +1,46 @@
+"""What initial rows cost that are not stored: tiers make them anew whenever a row is read or written (`LazyRows`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from holdall.planning.machine.clock import Clock, fit
+from holdall.planning.machine.hardware import Cost
+from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+
+TABLES = 26
+SHAPES = ((512, 16), (8192, 16), (8192, 64), (2048, 128))
+"""Rows, and numbers of each, that are timed."""
+
+
+def beginnings(clock: Clock) -> dict[str, Cost]:
+    """Making initial values part of rows that were read (`read`), or of rows to be written (`write`), on the device.
+
+    By numbers of the rows, and rows.
+    """
+    generator = torch.Generator().manual_seed(3)
+    points, read, written = [], [], []
+    for num_rows, dim in SHAPES:
+        all_rows = 64 * num_rows
+        stored = LazyRows(
+            FarRows(torch.zeros(all_rows, dim)),
+            Beginnings(
+                torch.arange(TABLES) * (all_rows // TABLES),
+                torch.randint(1 << 62, (TABLES,), generator=generator),
+                torch.ones(TABLES),
+            ),
+        )
+        host_rows = torch.randint(all_rows, (num_rows,), generator=generator).unique()
+        rows, values = host_rows.to(clock.device), torch.zeros(host_rows.numel(), dim, device=clock.device)
+
+        def write(
+            stored: LazyRows = stored, host_rows: Tensor = host_rows, rows: Tensor = rows, v: Tensor = values
+        ) -> None:
+            stored.encode(rows, v)
+            stored.touched[host_rows] = True
+
+        points.append((float(values.numel()), float(host_rows.numel())))
+        read.append(clock(lambda stored=stored, rows=rows, values=values: stored.decode_(rows, values)))  # type: ignore[misc]
+        written.append(clock(write))
+    return {"read": fit(points, read), "write": fit(points, written)}

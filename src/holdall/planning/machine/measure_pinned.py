@@ -1,0 +1,52 @@
+"""Random rows of host memory that a kernel on the device reads and writes in place, by size and number of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdall.kernels.dispatch import HAS_TRITON
+from holdall.planning.machine.clock import Clock, fit_line
+from holdall.planning.machine.hardware import Line
+
+COUNTS = (1 << 11, 1 << 15, 1 << 17)
+"""Rows that are moved at a time."""
+
+
+def pinned_rows(
+    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], *, beside: bool = False
+) -> tuple[dict[str, Line], dict[str, Line]] | None:
+    """`(gather, scatter)` by bytes of a row, by kernels that run alone or `beside` steps; None where there is no such
+    kernel or no GPU."""
+    if clock.device.type != "cuda" or not HAS_TRITON:
+        return None
+    generator = np.random.default_rng(3)
+    found: dict[bool, dict[str, Line]] = {False: {}, True: {}}
+    for width in row_bytes:
+        table = torch.empty(min(table_bytes // width, 1 << 24), width // 4, pin_memory=True).zero_()
+        counts = [min(count, len(table)) for count in COUNTS]
+        for home in (False, True):
+            seconds = [_seconds(clock, table, count, generator, home, beside) for count in counts]
+            found[home][str(width)] = fit_line(counts, seconds)
+    return found[False], found[True]
+
+
+def _seconds(
+    clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool, beside: bool
+) -> float:
+    """Of moving so many random rows."""
+    from holdall.kernels import host_rows_triton
+
+    room = torch.zeros(count, table.shape[1], device=clock.device)
+    counts = torch.tensor([count, count, 0], dtype=torch.int32, device=clock.device)
+    rows = torch.zeros(count, dtype=torch.int64, device=clock.device)
+    step = len(table) // count
+    shape = host_rows_triton.BESIDE if beside else host_rows_triton.ALONE
+
+    def draw() -> None:
+        drawn = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending
+        rows.copy_(torch.from_numpy(drawn))
+
+    draw()
+    return clock.replayed(lambda: host_rows_triton.move(table, rows, counts, room, home=home, shape=shape), draw)

@@ -1,0 +1,59 @@
+"""Whether a plan fits: what it takes of every tier, by how much that is too much, and what would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdall.common.errors import ConfigError
+from holdall.common.sizes import readable_bytes
+from holdall.planning.forecast import shares_memory
+from holdall.planning.plan import TIERS, Plan
+
+
+def needs(made: Plan) -> dict[str, int]:
+    """Bytes that a plan takes by tier. Where host and device are one memory, it has to hold what is on both."""
+    assert made.forecast is not None
+    found = {tier: made.forecast.total(tier) for tier in TIERS}
+    if shares_memory(made):
+        found["host"] += found["device"]
+        if made.caps.device is None:
+            found.pop("device")
+    return found
+
+
+def shortages(made: Plan, limits: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by which a plan is too large, by tier."""
+    return {tier: size - limits[tier] for tier, size in needs(made).items() if size > limits[tier]}
+
+
+def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = False) -> None:
+    """Raise when a plan, which may have been `edited` by hand, does not fit: by how much, and what would make it."""
+    short, needed = shortages(made, limits), needs(made)
+    if not short:
+        return
+    assert made.forecast is not None
+    told = ", ".join(
+        f"{readable_bytes(size)} more on the {tier} than the {readable_bytes(limits[tier])} it may use"
+        for tier, size in short.items()
+    )
+    if edited:
+        raise ConfigError(
+            f"the edited plan does not fit: it takes {told}; keep fewer rows there, or raise its caps: "
+            f"{', '.join(f'{tier} {at_least(needed[tier])}' for tier in short)}"
+        )
+    cures = [f"--{tier}-memory {at_least(needed[tier])}" for tier in short]
+    if made.preset != "auto":
+        cures.append("--preset auto, which moves rows away")
+    else:
+        cures.append("--allow-compression 1/100")
+    if made.forecast.memory["device"]["step"] > min(short.values()):
+        cures.append("a smaller --batch-size")
+    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {told}; give {', or '.join(cures)}")
+
+
+def at_least(size: int) -> str:
+    """A size as a flag takes it, rounded up."""
+    for unit, power in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if size >= 10 * power:
+            return f"{-(-size // power)}{unit}"
+    return f"{size}B"

@@ -1,0 +1,363 @@
+"""What a plan is: for every table how it is stored, how many of its rows are hot, and where the others live.
+
+    plan = Plan.load("plan.json")      # refuses what cannot be, naming the place
+    plan.check(schema)                 # of this data set, and no other
+    plan.strategy, plan.methods(), plan.hot_rows()
+
+`plan.json` (docs/formats.md) keeps what was chosen apart from what was predicted. Choices may be edited by hand; a plan
+whose choices are not those of its forecast loads without one (`holdall plan DIR --edited plan.json` makes it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import read_json, write_json
+from holdall.common.settings import overlay
+from holdall.common.sizes import parse_bytes
+from holdall.data.schema import Schema
+from holdall.models.model import ModelConfig
+from holdall.models.settings import ModelSettings
+from holdall.optim.optimizers import NAMES
+from holdall.planning.plan_parts import (
+    STAGES,
+    TIERS,
+    Bytes,
+    Caps,
+    Forecast,
+    StrategyName,
+    TableForecast,
+    TablePlan,
+    Tail,
+)
+from holdall.popularity.profile import fingerprint
+from holdall.tables import Dense, HotCold, Method, method_from_json
+
+__all__ = [
+    "STAGES",
+    "TIERS",
+    "Bytes",
+    "Caps",
+    "Forecast",
+    "Plan",
+    "StrategyName",
+    "TableForecast",
+    "TablePlan",
+    "Tail",
+    "model_of",
+]
+
+FORMAT = "holdall-plan"
+VERSION = 1
+AGAIN = "make it again with `holdall plan`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The places of all tables of one model, for one data set."""
+
+    data: str
+    """Name of the data folder, for people."""
+    fingerprint: str
+    """Of the data set: `holdall.popularity.profile.fingerprint`."""
+    model: dict[str, Any]
+    """Settings of `TrainConfig` that describe the model: model, dim, bottom, top, interaction, ..."""
+    dim: int
+    batch_size: int
+    """Samples a step, over all processes."""
+    optimizer: str
+    precision: str = "float32"
+    strategy: StrategyName = "plain"
+    """How a step goes: `plain`, all on the device; `host`, tables looked up on the host; `split`, hot rows on the
+    device and the others fetched; `hot-batches`, as split, in batches that need no others; `two-fold`, several
+    processes."""
+    prefetch: int = 0
+    """Steps ahead that far rows are fetched."""
+    world_size: int = 1
+    device: str = "cpu"
+    caps: Caps = Caps()  # noqa: RUF009 (it is frozen)
+    preset: str = "auto"
+    tables: tuple[TablePlan, ...]
+    notes: tuple[str, ...] = ()
+    """What the planner wants to be known, such as exactness given up."""
+    forecast: Forecast | None = None
+
+    # --- what training asks ------------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> TablePlan:
+        for table in self.tables:
+            if table.name == name:
+                return table
+        raise ConfigError(f"the plan has no table '{name}'{did_you_mean(name, [t.name for t in self.tables])}")
+
+    def methods(self) -> dict[str, Method]:
+        """How each table is stored, by table name: what `ModelConfig.build` takes."""
+        return {table.name: table.method for table in self.tables}
+
+    def hot_rows(self) -> dict[str, int]:
+        """Hot rows of every dense table, by name: what `tiers.place` takes."""
+        return {
+            table.name: table.num_rows if table.tail == "device" else table.hot_rows
+            for table in self.tables
+            if isinstance(table.method, Dense)
+        }
+
+    def tails(self) -> dict[str, Tail]:
+        return {table.name: table.tail for table in self.tables}
+
+    def train_settings(self) -> dict[str, Any]:
+        """Values of `TrainConfig`'s fields that this plan was made for."""
+        return {
+            **self.model,
+            "batch_size": self.batch_size,
+            "optimizer": self.optimizer,
+            "precision": self.precision,
+        }
+
+    def check(self, schema: Schema) -> None:
+        """Raise unless this plan is for the data set that `schema` describes: its tables, their rows, its files."""
+        rows = model_of(self.model, "the plan").table_rows(schema)
+        planned = {table.name: table.num_rows for table in self.tables}
+        unknown, missing = [n for n in planned if n not in rows], [n for n in rows if n not in planned]
+        if unknown:
+            raise ConfigError(
+                f"the plan places table '{unknown[0]}', which the data set does not have"
+                f"{did_you_mean(unknown[0], missing or rows)}: {AGAIN}"
+            )
+        if missing:
+            raise ConfigError(f"the plan does not place table '{missing[0]}' of the data set: {AGAIN}")
+        for name, count in rows.items():
+            if planned[name] != count:
+                raise ConfigError(
+                    f"the plan is for a table '{name}' of {planned[name]:,} rows, the data set's has {count:,}: {AGAIN}"
+                )
+        if fingerprint(schema) != self.fingerprint:
+            raise ConfigError(
+                f"the plan was made for another data set ({self.data}) whose tables have the same names and rows: its "
+                f"popularity may differ, so {AGAIN}"
+            )
+
+    # --- files -------------------------------------------------------------------------------------------------------
+
+    def choices_hash(self) -> str:
+        """SHA-256 over everything that was chosen, and nothing that was predicted."""
+        choices = {name: value for name, value in self._document().items() if name not in ("notes", "preset", "data")}
+        return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
+
+    def _document(self) -> dict[str, Any]:
+        document = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("tables", "forecast", "caps")
+        }
+        document["notes"] = list(self.notes)
+        document["caps"] = asdict(self.caps)
+        document["tables"] = {
+            table.name: {
+                "rows": table.num_rows,
+                "method": table.method.to_json(),
+                "hot_rows": table.hot_rows,
+                "tail": table.tail,
+            }
+            for table in self.tables
+        }
+        return document
+
+    def to_json(self) -> dict[str, Any]:
+        document = {"format": FORMAT, "version": VERSION, **self._document()}
+        if self.forecast is not None:
+            document["forecast"] = {
+                "of": self.choices_hash(),
+                **asdict(self.forecast),
+                "tables": {t.name: asdict(t.forecast) for t in self.tables if t.forecast is not None},
+            }
+        return document
+
+    def save(self, path: str | Path) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read and validate a plan; errors name the file, the place in it and the cure."""
+        if not Path(path).exists():
+            raise ConfigError(f"{path} does not exist: make it with `holdall plan DATA --out {path}`")
+        document = read_json(Path(path), format=FORMAT, version=VERSION, error=ConfigError)
+        return cls.from_json(document, where=str(path))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], where: str = "the plan") -> Plan:
+        given = {name: value for name, value in document.items() if name not in ("format", "version")}
+        forecast = given.pop("forecast", None)
+        known = {field.name for field in fields(cls)} - {"forecast"}
+        _refuse_unknown(given, known, where)
+        for name in sorted(known - set(given) - _OPTIONAL):
+            raise ConfigError(f"{where}: '{name}' is missing: {AGAIN}")
+        _check_scalars(given, where)
+        tables = tuple(_table(name, entry, where) for name, entry in given.pop("tables").items())
+        caps = _caps(given.pop("caps", {}), where)
+        notes = given.pop("notes", [])
+        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
+            raise ConfigError(f"{where}: 'notes' must be a list of texts, not {notes!r}")
+        plan = cls(**given, caps=caps, notes=tuple(notes), tables=tables)
+        _check_together(plan, where)
+        return plan if forecast is None else _with_forecast(plan, forecast, where)
+
+
+_OPTIONAL = {field.name for field in fields(Plan) if field.default is not MISSING}
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where} must be an object with {', '.join(sorted(known))}, not {given!r}")
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{where}: unknown field '{name}'{did_you_mean(name, known)}")
+
+
+def _whole(value: Any, least: int, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{where} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _one_of(value: Any, known: tuple[str, ...], where: str) -> None:
+    if value not in known:
+        raise ConfigError(f"{where} is {value!r}{did_you_mean(str(value), known)}")
+
+
+def _check_scalars(given: Mapping[str, Any], where: str) -> None:
+    for name, least in {"dim": 1, "batch_size": 1, "prefetch": 0, "world_size": 1}.items():
+        if name in given:
+            _whole(given[name], least, f"{where}: '{name}'")
+    _one_of(given["optimizer"], NAMES, f"{where}: 'optimizer'")
+    _one_of(given.get("strategy", "plain"), get_args(StrategyName), f"{where}: 'strategy'")
+    _one_of(given.get("precision", "float32"), ("float32", "bf16"), f"{where}: 'precision'")
+    _one_of(given.get("device", "cpu"), ("cpu", "cuda"), f"{where}: 'device'")
+    for name in ("data", "fingerprint", "preset"):
+        if not isinstance(given.get(name, ""), str):
+            raise ConfigError(f"{where}: '{name}' must be a text, not {given[name]!r}")
+    for name in ("tables", "model"):
+        if not isinstance(given[name], dict):
+            raise ConfigError(f"{where}: '{name}' must be an object, not {given[name]!r}")
+
+
+def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
+    """The model that the settings of a plan describe."""
+    given = overlay(ModelSettings(), settings, f"{where}, model")
+    try:
+        return given.model_config()
+    except ConfigError as error:
+        raise ConfigError(f"{where}, model: {error}") from None
+
+
+def _caps(given: Any, where: str) -> Caps:
+    """Sizes by tier: bytes, or as people write them."""
+    _refuse_unknown(given, set(TIERS), f"{where}, caps")
+    found = {}
+    for tier, size in given.items():
+        try:
+            found[tier] = None if size is None else parse_bytes(size)
+        except ConfigError as error:
+            raise ConfigError(f"{where}, caps: '{tier}': {error}") from None
+    return Caps(**found)
+
+
+def _table(name: str, entry: Any, where: str) -> TablePlan:
+    place = f"{where}, table '{name}'"
+    wanted = {"rows", "method", "hot_rows", "tail"}
+    _refuse_unknown(entry, wanted, place)
+    for field in sorted(wanted - set(entry)):
+        raise ConfigError(f"{place}: '{field}' is missing")
+    num_rows = _whole(entry["rows"], 1, f"{place}: 'rows'")
+    hot_rows = _whole(entry["hot_rows"], 0, f"{place}: 'hot_rows'")
+    if hot_rows > num_rows:
+        raise ConfigError(f"{place}: {hot_rows:,} hot rows, but it has {num_rows:,} rows: lower hot_rows")
+    _one_of(entry["tail"], get_args(Tail), f"{place}: 'tail'")
+    if not isinstance(entry["method"], dict):
+        raise ConfigError(f'{place}: \'method\' must be an object such as {{"method": "dense"}}')
+    try:
+        method = method_from_json(entry["method"])
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    table = TablePlan(name=name, num_rows=num_rows, method=method, hot_rows=hot_rows, tail=entry["tail"])
+    _check_method(table, place)
+    return table
+
+
+def _check_method(table: TablePlan, place: str) -> None:
+    """Method, hot rows and tail must say the same."""
+    dense = isinstance(table.method, Dense)
+    if dense and table.tail == "compressed":
+        raise ConfigError(f"{place}: its tail is compressed, but its method is dense: name a compressed method")
+    if not dense and table.tail != "compressed":
+        raise ConfigError(
+            f"{place}: its method is {table.method.name}, which lives on the device as a whole: set tail to "
+            f"'compressed', or method to dense"
+        )
+    if not dense:
+        exact = table.method.split(table.num_rows)[0] if isinstance(table.method, HotCold) else 0
+        if exact != table.hot_rows:
+            raise ConfigError(
+                f"{place}: hot_rows is {table.hot_rows:,}, but its method keeps {exact:,} rows exact: make them equal"
+            )
+
+
+def _check_together(plan: Plan, where: str) -> None:
+    """The strategy must be one that can place these tables."""
+    if not plan.tables:
+        raise ConfigError(f"{where}: it places no table: {AGAIN}")
+    dim = model_of(plan.model, where).dim
+    if plan.dim != dim:
+        raise ConfigError(f"{where}: 'dim' is {plan.dim}, but its model's is {dim}: change model.dim, and plan again")
+    tails = {table.tail for table in plan.tables}
+    name = next((table.name for table in plan.tables if table.tiered), "")
+    if plan.strategy == "plain" and name:
+        raise ConfigError(
+            f"{where}: strategy 'plain' keeps every table on the device, but the tail of '{name}' is on "
+            f"{plan.table(name).tail}: use strategy 'split'"
+        )
+    if plan.strategy == "host":
+        wrong = [t.name for t in plan.tables if t.tail != "compressed" and (t.tail != "host" or t.hot_rows)]
+        if wrong:
+            raise ConfigError(
+                f"{where}: strategy 'host' looks every table up on the host, so table '{wrong[0]}' must have "
+                f"tail 'host' and no hot rows: or use strategy 'split'"
+            )
+    if "sharded" in tails and plan.strategy != "two-fold":
+        raise ConfigError(f"{where}: sharded tails need strategy 'two-fold', not '{plan.strategy}'")
+    if plan.strategy == "two-fold" and plan.world_size < 2:
+        raise ConfigError(f"{where}: strategy 'two-fold' needs a world_size of 2 or more")
+
+
+def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:
+    """The plan with what was predicted of it, or without when its choices have been edited since."""
+    if not isinstance(forecast, dict):
+        raise ConfigError(f"{where}: 'forecast' must be an object, not {forecast!r}: {AGAIN}")
+    given = dict(forecast)
+    if given.pop("of", None) != plan.choices_hash():
+        return plan
+    try:
+        by_table = {
+            name: TableForecast(
+                bytes={tier: Bytes(**parts) for tier, parts in entry["bytes"].items()},
+                lookups=entry["lookups"],
+                per_sample=entry["per_sample"],
+                far_rows=entry["far_rows"],
+            )
+            for name, entry in given.pop("tables").items()
+        }
+        for name in ("memory", "seconds", "staging_rows"):
+            if not isinstance(given[name], dict):
+                raise TypeError(f"{name} must be an object")
+        tables = tuple(replace(table, forecast=by_table.get(table.name)) for table in plan.tables)
+        return replace(plan, tables=tables, forecast=Forecast(**given))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: its forecast is incomplete or has unknown fields ({error}): {AGAIN}") from error

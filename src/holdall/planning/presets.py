@@ -1,0 +1,134 @@
+"""The published systems as plans: each preset is a function that places the tables of a problem.
+
+| preset | after | tables |
+| --- | --- | --- |
+| `device` | | all of them, dense, on the device |
+| `dlrm` | DLRM's hybrid mode | on the host and looked up there; the MLPs on the device |
+| `tt-rec` | TT-Rec (arXiv:2101.11714) | the five largest as tensor trains of rank 32, all on the device |
+| `el-rec` | EL-Rec (SC 2022) | those five the same way; of the others, hot rows on the device, the rest on the host |
+| `fpd` | the FPD layer | the five largest as Frobenius (8, 4), all on the device |
+| `fae` | FAE (arXiv:2103.00686) | hot rows on the device, the rest on the host, and batches that need no others |
+| `p2res` | P2RES | hot rows on every device, as many as shorten the exchange; the rest sharded over processes' hosts |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from holdall.common.errors import ConfigError, did_you_mean
+from holdall.planning.plan import StrategyName, TablePlan, Tail
+from holdall.planning.step_cost import Problem
+from holdall.planning.two_fold_cut import cut_lookups
+from holdall.tables import Dense, Frobenius, Method, TensorTrain
+
+NUM_COMPRESSED = 5
+"""How many tables tt-rec, el-rec and fpd compress: the papers' choice for Criteo."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where a preset puts the tables."""
+
+    strategy: StrategyName
+    tables: tuple[TablePlan, ...]
+
+
+HotRows = Callable[[Mapping[str, Method], StrategyName, Tail], dict[str, int]]
+"""Hot rows by table, as many as the device has room for: given compressed tables, strategy and where tails go."""
+
+
+def device(problem: Problem, hot_rows: HotRows) -> Choice:
+    return Choice("plain", _place(problem, {}, {}, "device"))
+
+
+def dlrm(problem: Problem, hot_rows: HotRows) -> Choice:
+    return Choice("host", _place(problem, {}, dict.fromkeys(problem.tables, 0), "host"))
+
+
+def tt_rec(problem: Problem, hot_rows: HotRows) -> Choice:
+    return Choice("plain", _place(problem, _largest_as(problem, TensorTrain(rank=32)), {}, "device"))
+
+
+def fpd(problem: Problem, hot_rows: HotRows) -> Choice:
+    return Choice("plain", _place(problem, _largest_as(problem, Frobenius(rank=8, terms=4)), {}, "device"))
+
+
+def el_rec(problem: Problem, hot_rows: HotRows) -> Choice:
+    compressed = _largest_as(problem, TensorTrain(rank=32))
+    return _split(problem, compressed, hot_rows(compressed, "split", "host"), "split", "host")
+
+
+def fae(problem: Problem, hot_rows: HotRows) -> Choice:
+    return _split(problem, {}, hot_rows({}, "hot-batches", "host"), "hot-batches", "host")
+
+
+def p2res(problem: Problem, hot_rows: HotRows) -> Choice:
+    if problem.world_size < 2:
+        raise ConfigError("preset 'p2res' shards tables over processes: give --world-size 2 or more, or choose another")
+    row = problem.row_bytes + problem.state_bytes
+    cut = cut_lookups(
+        problem.lookups,
+        row_bytes=problem.row_bytes,
+        batch_size=problem.batch_size,
+        world_size=problem.world_size,
+        links=problem.hardware.collectives,
+        budget=row * sum(hot_rows({}, "two-fold", "sharded").values()),
+        held_bytes=row,
+        row_seconds=problem.row_seconds("host"),
+        lookup_seconds=problem.hardware.find.per_row,
+    )
+    return _split(problem, {}, cut.hot_rows, "two-fold", "sharded")
+
+
+PRESETS: dict[str, Callable[[Problem, HotRows], Choice]] = {
+    "device": device,
+    "dlrm": dlrm,
+    "tt-rec": tt_rec,
+    "el-rec": el_rec,
+    "fpd": fpd,
+    "fae": fae,
+    "p2res": p2res,
+}
+
+
+def find_preset(name: str) -> Callable[[Problem, HotRows], Choice]:
+    if name not in PRESETS:
+        raise ConfigError(f"no preset named '{name}'{did_you_mean(name, ['auto', *PRESETS])}")
+    return PRESETS[name]
+
+
+def _largest_as(problem: Problem, method: Method) -> dict[str, Method]:
+    """The largest tables, where the method makes them smaller."""
+    largest = sorted(problem.tables, key=lambda name: -problem.tables[name])[:NUM_COMPRESSED]
+    return {
+        name: method
+        for name in largest
+        if method.num_bytes(problem.tables[name], problem.dim) < Dense().num_bytes(problem.tables[name], problem.dim)
+    }
+
+
+def _split(
+    problem: Problem, compressed: Mapping[str, Method], hot: Mapping[str, int], strategy: StrategyName, tail: Tail
+) -> Choice:
+    """Hot rows near, the others far; without any far row it is the plain plan."""
+    tables = _place(problem, compressed, hot, tail)
+    if strategy == "split" and not any(table.tiered for table in tables):
+        strategy = "plain"
+    return Choice(strategy, tables)
+
+
+def _place(
+    problem: Problem, compressed: Mapping[str, Method], hot: Mapping[str, int], tail: Tail
+) -> tuple[TablePlan, ...]:
+    """Dense tables with their hot rows and one place for the rest; a table all of whose rows are hot has no rest."""
+    placed = []
+    for name, rows in problem.tables.items():
+        if name in compressed:
+            placed.append(TablePlan(name=name, num_rows=rows, method=compressed[name], hot_rows=0, tail="compressed"))
+            continue
+        near = min(hot.get(name, rows), rows)
+        placed.append(
+            TablePlan(name=name, num_rows=rows, method=Dense(), hot_rows=near, tail="device" if near == rows else tail)
+        )
+    return tuple(placed)

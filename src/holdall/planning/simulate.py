@@ -1,0 +1,283 @@
+"""A plan on paper: the step, the bytes sent and the memory of a process, at numbers of processes nobody has at hand.
+
+    for row in simulate(plan, problem, parse_world_sizes("8..4096"), "two-fold", schema):
+        row.step_seconds, row.seconds["communicate"], row.sent["cold_rows"], row.memory["device"]["tables"]
+
+Everything comes from the planner's cost model (`placement.cost`), the expected messages of a strategy
+(`parallel.messages`) and the measured links (`parallel.cost`). The samples of a process stay those of the plan, so that
+more processes train on more samples a step; with `batch_size` the samples of all of them stay the same.
+
+What is computed where, with W processes of b samples:
+
+| strategy | looked up | updated | kept |
+| --- | --- | --- | --- |
+| two-fold | b samples; cold rows are fetched from their owners' hosts | hot rows that any process touched, and a W-th of the cold ones | hot rows, and a W-th of the others |
+| row-wise | the same, without hot rows | | a W-th |
+| table-wise | all W b samples, for its tables | its tables | its tables; numbers are those of the process with most |
+| data-parallel | b samples | rows that any process touched | everything |
+
+Processes are taken to compute as the one that `holdall hardware` measured, each on cores of its own, and all at the
+same pace; nothing of the exchange is hidden behind computing.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from holdall.common.errors import ConfigError
+from holdall.data.schema import Schema
+from holdall.distributed.table_wise import deal_tables
+from holdall.planning.collective_cost import Links, Message
+from holdall.planning.forecast import memory, staging_rows
+from holdall.planning.messages import (
+    data_parallel_messages,
+    dense_message,
+    sent_by_kind,
+    table_wise_messages,
+    two_fold_messages,
+)
+from holdall.planning.plan import Plan, TablePlan
+from holdall.planning.step_cost import Load, Problem, dense_bytes, stage_seconds, step_seconds, table_load
+from holdall.tables import Dense
+
+StrategyOnPaper = Literal["two-fold", "row-wise", "table-wise", "data-parallel"]
+
+MOST_PROCESSES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """What one number of processes is expected to take, a process."""
+
+    world_size: int
+    batch_size: int
+    """Samples of a process in a step."""
+    seconds: dict[str, float]
+    """Of a step by stage (`plan.STAGES`)."""
+    exchange: dict[str, float]
+    """Of the stage `communicate`, by kind of message."""
+    messages: tuple[Message, ...]
+    step_seconds: float
+    memory: dict[str, dict[str, int]]
+    """Bytes by tier, then by what for (`Forecast.memory`)."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.world_size * self.batch_size / self.step_seconds
+
+    @property
+    def sent(self) -> dict[str, float]:
+        """Bytes that a process sends in a step by kind of message, on average."""
+        return sent_by_kind(self.messages)
+
+    def held(self, tier: str) -> int:
+        return sum(self.memory[tier].values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "world_size": self.world_size,
+            "batch_size": self.batch_size,
+            "step_seconds": self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "seconds": self.seconds,
+            "exchange_seconds": self.exchange,
+            "sent_bytes": self.sent,
+            "messages": [asdict(message) for message in self.messages],
+            "memory": self.memory,
+        }
+
+
+def parse_world_sizes(text: str) -> list[int]:
+    """Numbers of processes: `8`, `1,2,4`, or the powers of two of a range such as `8..4096`."""
+    if ".." in text:
+        low, _, high = text.partition("..")
+        first, last = _processes(low, text), _processes(high, text)
+        if first > last:
+            raise ConfigError(f"--world-size {text} goes down: write {last}..{first}")
+        found = [1 << power for power in range(MOST_PROCESSES.bit_length()) if first <= 1 << power <= last]
+        if not found:
+            raise ConfigError(
+                f"--world-size {text} has no power of two in it: name the numbers, such as {first},{last}"
+            )
+        return found
+    return sorted({_processes(part, text) for part in text.split(",")})
+
+
+def _processes(text: str, whole: str) -> int:
+    if not text.strip().isdecimal() or not text.strip().isascii():
+        raise ConfigError(f"--world-size {whole!r} is not a number of processes: write 8, 1,2,4 or 8..4096")
+    count = int(text)
+    if not 1 <= count <= MOST_PROCESSES:
+        raise ConfigError(f"--world-size {whole}: {count} processes cannot be; write 1 to {MOST_PROCESSES}")
+    return count
+
+
+def simulate(
+    plan: Plan,
+    problem: Problem,
+    world_sizes: Sequence[int],
+    strategy: StrategyOnPaper,
+    schema: Schema,
+    *,
+    batch_size: int | None = None,
+) -> list[Simulated]:
+    """A row for each number of processes; `problem` is the plan's own (`inputs.make_problem`).
+
+    `batch_size` is that of all processes together; the plan's share of each process when None.
+    """
+    if plan.world_size < 2:
+        raise ConfigError(
+            "the plan is for one process, which has no rows on several: plan with --world-size 2 or more, then simulate"
+        )
+    if problem.hardware.collectives is None:
+        raise ConfigError(
+            "the hardware file has no rates of processes talking to each other: measure them with "
+            "`torchrun --nproc-per-node 2 -m holdall hardware`, or between machines with --nnodes"
+        )
+    links = Links(problem.hardware.collectives)
+    found = []
+    for world_size in world_sizes:
+        share = problem.batch_size if batch_size is None else _share(batch_size, world_size)
+        one = replace(problem, world_size=world_size, batch_size=share)
+        found.append(_simulate_one(plan, one, strategy, schema, links))
+    return found
+
+
+def _share(batch_size: int, world_size: int) -> int:
+    if batch_size < world_size or batch_size % world_size:
+        raise ConfigError(
+            f"--batch-size {batch_size} does not divide among {world_size} processes: make it a multiple of the most "
+            f"processes, or leave it out to keep the samples of each"
+        )
+    return batch_size // world_size
+
+
+def _simulate_one(plan: Plan, problem: Problem, strategy: StrategyOnPaper, schema: Schema, links: Links) -> Simulated:
+    tables = placed(plan, strategy)
+    owners = {}
+    if strategy == "table-wise":
+        owners = _owners(problem, tables)
+    messages = _messages(problem, tables, strategy, schema, owners)
+    exchange = links.by_kind(messages, problem.world_size)
+    stages = _stages(problem, tables, strategy, owners)
+    stages["communicate"] = sum(exchange.values())
+    step = step_seconds(problem, stages, _like(strategy))
+    return Simulated(
+        world_size=problem.world_size,
+        batch_size=problem.batch_size,
+        seconds=stages,
+        exchange=exchange,
+        messages=tuple(messages),
+        step_seconds=step,
+        memory=_memory(plan, problem, tables, strategy, owners),
+    )
+
+
+def placed(plan: Plan, strategy: StrategyOnPaper) -> tuple[TablePlan, ...]:
+    """The plan's tables where a strategy puts them; compressed ones stay as they are."""
+    found = []
+    for table in plan.tables:
+        if isinstance(table.method, Dense):
+            hot = {"two-fold": table.hot_rows, "row-wise": 0}.get(strategy, table.num_rows)
+            if strategy == "two-fold" and table.tail == "device":
+                hot = table.num_rows
+            table = replace(table, hot_rows=hot, tail="device" if hot == table.num_rows else "sharded", forecast=None)
+        found.append(table)
+    return tuple(found)
+
+
+def _like(strategy: StrategyOnPaper) -> Literal["two-fold", "plain"]:
+    """How a process's own part of a step goes."""
+    return "two-fold" if strategy in ("two-fold", "row-wise") else "plain"
+
+
+# --- exchange --------------------------------------------------------------------------------------------------------
+
+
+def _owners(problem: Problem, tables: Sequence[TablePlan]) -> dict[str, int]:
+    """Tables dealt out by bytes and lookups, as table-wise training does."""
+    row = problem.row_bytes + problem.state_bytes
+    sizes = {
+        t.name: t.num_rows * row if isinstance(t.method, Dense) else t.method.num_bytes(t.num_rows, problem.dim)
+        for t in tables
+    }
+    loads = {table.name: problem.lookups[table.name].per_sample for table in tables}
+    return deal_tables(sizes, loads, problem.world_size)
+
+
+def _messages(
+    problem: Problem,
+    tables: Sequence[TablePlan],
+    strategy: StrategyOnPaper,
+    schema: Schema,
+    owners: Mapping[str, int],
+) -> list[Message]:
+    dense = {table.name: table for table in tables if isinstance(table.method, Dense)}
+    common: dict[str, int] = {
+        "row_bytes": problem.row_bytes,
+        "batch_size": problem.batch_size,
+        "world_size": problem.world_size,
+    }
+    if strategy == "table-wise":
+        features = {table.name: 0 for table in tables}
+        for feature in schema.features:
+            name = feature.table or feature.name
+            features[name] = features.get(name, 0) + 1
+        known = {table.name: problem.lookups[table.name] for table in tables}
+        found = table_wise_messages(known, owners, features, bagged=not schema.one_hot, **common)
+        return [*found, dense_message(problem.work.parameter_bytes, problem.world_size)]
+    found = []
+    if dense:
+        known = {name: problem.lookups[name] for name in dense}
+        if strategy == "data-parallel":
+            found = data_parallel_messages(known, **common)
+        else:
+            found = two_fold_messages(known, {name: table.hot_rows for name, table in dense.items()}, **common)
+    return [*found, dense_message(dense_bytes(problem, tables), problem.world_size)]
+
+
+# --- a process's own part --------------------------------------------------------------------------------------------
+
+
+def _stages(
+    problem: Problem, tables: Sequence[TablePlan], strategy: StrategyOnPaper, owners: Mapping[str, int]
+) -> dict[str, float]:
+    """Seconds by stage, without the exchange; table-wise, of the process that its tables keep busy longest."""
+    alone = replace(problem, world_size=1)
+    everyone = problem.batch_size * problem.world_size
+    loads = {table.name: table_load(problem, table) for table in tables}
+    found = stage_seconds(alone, tables, _like(strategy), loads)
+    if strategy == "table-wise":
+        answering = replace(alone, batch_size=everyone)
+        each = [
+            stage_seconds(answering, mine, "plain", {table.name: table_load(answering, table) for table in mine})
+            for mine in _by_owner(tables, owners)
+        ]
+        busiest = max(each, key=lambda stages: stages["lookup"] + stages["update"])
+        return {**found, "lookup": busiest["lookup"], "update": busiest["update"]}
+    updated = {}
+    for table in tables:
+        known = problem.lookups[table.name]
+        rows = known.distinct(everyone, 0, table.hot_rows)
+        rows += known.distinct(everyone, table.hot_rows) / problem.world_size
+        updated[table.name] = Load(loads[table.name].lookups, rows)
+    return {**found, "update": stage_seconds(alone, tables, "plain", updated)["update"]}
+
+
+def _by_owner(tables: Sequence[TablePlan], owners: Mapping[str, int]) -> list[tuple[TablePlan, ...]]:
+    """The tables of every process that has some."""
+    found: dict[int, list[TablePlan]] = {}
+    for table in tables:
+        found.setdefault(owners[table.name], []).append(table)
+    return [tuple(mine) for mine in found.values()]
+
+
+def _memory(
+    plan: Plan, problem: Problem, tables: Sequence[TablePlan], strategy: StrategyOnPaper, owners: Mapping[str, int]
+) -> dict[str, dict[str, int]]:
+    like = replace(plan, strategy=_like(strategy), world_size=problem.world_size)
+    shares = _by_owner(tables, owners) if strategy == "table-wise" else [tables]
+    each = [memory(like, problem, mine, staging_rows(problem, mine)) for mine in shares]
+    return max(each, key=lambda tiers: sum(sum(parts.values()) for parts in tiers.values()))

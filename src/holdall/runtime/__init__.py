@@ -1,0 +1,1 @@
+"""CUDA graphs, worker threads, packed batches, stage timers."""

@@ -1,0 +1,49 @@
+"""Batches on their way to a GPU: drawn, checked and pinned by a thread, copied one ahead on a stream of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+
+import torch
+
+from holdall.data.batch import Batch
+from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
+from holdall.runtime.worker_thread import HelperThread, made_ahead
+
+
+def copied_ahead(
+    batches: Iterator[Batch], device: torch.device, check: Callable[[Batch], None]
+) -> Generator[tuple[Batch, Batch], None, None]:
+    """`(batch, the same on the device)`; `check` sees every batch on the host, before it is copied.
+
+    What it raises comes after the batches before have been handed out. On a CPU nothing runs ahead.
+    """
+    if device.type != "cuda":
+        for batch in batches:
+            check(batch)
+            yield batch, batch
+        return
+    stream = torch.cuda.Stream(device)
+    waiting: tuple[Batch, PackedBatch, torch.cuda.Event] | None = None
+    with HelperThread("read") as thread, closing(made_ahead(batches, checked_and_pinned(check), thread)) as ready:
+        for batch, made in ready:
+            if made.exception() is not None and waiting is not None:
+                yield _take(waiting, device)
+            with torch.cuda.stream(stream):
+                moved = made.result().to(device, non_blocking=True)
+                arrived = stream.record_event()
+            if waiting is not None:
+                yield _take(waiting, device)
+            waiting = (batch, moved, arrived)
+    if waiting is not None:
+        yield _take(waiting, device)
+
+
+def _take(waiting: tuple[Batch, PackedBatch, torch.cuda.Event], device: torch.device) -> tuple[Batch, Batch]:
+    """Let the computing stream wait for the copy, and keep the memory until that stream is done with it."""
+    batch, moved, arrived = waiting
+    stream = torch.cuda.current_stream(device)
+    stream.wait_event(arrived)
+    moved.memory.record_stream(stream)
+    return batch, moved

@@ -1,0 +1,109 @@
+"""Training by a plan: what `--plan plan.json` decides, what it must not contradict, and the copy a run keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdall.common.errors import CheckpointError, ConfigError
+from holdall.common.memory import check_room
+from holdall.data.schema import Schema
+from holdall.distributed.addresses import processes_here
+from holdall.distributed.processes import ALONE, Processes
+from holdall.planning.plan import Plan
+from holdall.training.config import TrainConfig
+
+PLAN_FILE = "plan.json"
+"""The plan of a run, in its folder."""
+
+
+def follow(
+    config: TrainConfig, schema: Schema, out: Path, *, resume: bool = False, processes: Processes = ALONE
+) -> tuple[TrainConfig, Plan]:
+    """The settings of a run with what its plan decides, and the plan; a copy of it is left in the run folder.
+
+    Raises unless the plan is for this data set and so many processes, goes together with the other settings and fits
+    this machine. Of several processes rank 0 reads the plan, and the others its copy.
+    """
+    assert config.plan is not None
+    copy = out / PLAN_FILE
+    processes.first(lambda: _keep_copy(config, schema, copy, resume, processes.world_size))
+    plan = Plan.load(copy)
+    return replace(config, **_settings(config, plan), plan=str(copy)), plan
+
+
+def _keep_copy(config: TrainConfig, schema: Schema, copy: Path, resume: bool, world_size: int) -> None:
+    """Check the plan of a run and leave a copy of it, or see that the one of a run that goes on is the same."""
+    assert config.plan is not None
+    plan = Plan.load(config.plan)
+    plan.check(schema)
+    if plan.world_size != world_size:
+        raise ConfigError(
+            f"{config.plan} is for {plan.world_size} process{'es' * (plan.world_size > 1)}, and this run has "
+            f"{world_size}: plan with --world-size {world_size}, or start {plan.world_size} (torchrun "
+            f"--nproc-per-node {plan.world_size} -m holdall train ...)"
+        )
+    _settings(config, plan)  # refuses what does not go together
+    if resume and copy.exists():
+        if Plan.load(copy).choices_hash() != plan.choices_hash():
+            raise CheckpointError(
+                f"{copy.parent} was trained by another plan ({copy}): resume with that one, or start a new run"
+            )
+    else:
+        check_room(plan, copy.parent.parent, processes_here(world_size))
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        plan.save(copy)
+
+
+def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
+    """What the plan decides, by the name of the setting."""
+    defaults = TrainConfig()
+    decided = {
+        **plan.train_settings(),
+        "strategy": plan.strategy,
+        "prefetch": plan.prefetch,
+        "tail": "disk" if "disk" in plan.tails().values() else "host",
+    }
+    for name, value in decided.items():
+        given, default = getattr(config, name), getattr(defaults, name)
+        value = tuple(value) if isinstance(value, list) else value
+        if given not in (default, value):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} {given} is not what {config.plan} was made for ({value}): leave it out, "
+                f"or plan again"
+            )
+        decided[name] = value
+    return decided
+
+
+ONE_CALL = ("dense", "update")
+"""Stages that are compared as one: the backward of tables, which a plan counts with their update, is measured with that
+of the dense part."""
+EXCHANGED = ("find", "fetch", "send_back", "communicate")
+"""Stages of several processes that are compared as one: rows and gradients on their way between them, measured where a
+step waits for them (`fetch`, `exchange`)."""
+
+
+def compared(plan: Plan, measured: dict[str, float], step_seconds: float) -> list[dict[str, float | str | None]]:
+    """Predicted and measured seconds of every stage that has both, and of the step."""
+    if plan.forecast is None:
+        return []
+    seconds = plan.forecast.seconds
+    joined = (*ONE_CALL, *(EXCHANGED if plan.world_size > 1 else ()))
+    rows: list[dict[str, float | str | None]] = [
+        {"stage": stage, "predicted": predicted, "measured": measured.get(stage)}
+        for stage, predicted in seconds.items()
+        if stage not in joined and (stage in measured or predicted > 0)
+    ]
+    if plan.world_size > 1:
+        predicted, waited = (
+            sum(seconds[s] for s in EXCHANGED),
+            sum(measured.get(s, 0.0) for s in ("fetch", "exchange")),
+        )
+        rows.append({"stage": "exchange", "predicted": predicted, "measured": waited})
+    both = sum(measured.get(stage, 0.0) for stage in ONE_CALL)
+    rows.append(
+        {"stage": " and ".join(ONE_CALL), "predicted": sum(seconds[stage] for stage in ONE_CALL), "measured": both}
+    )
+    return [*rows, {"stage": "step", "predicted": plan.forecast.step_seconds, "measured": step_seconds}]

@@ -1,0 +1,1 @@
+"""Where tables live while training: one file per strategy."""

@@ -1,0 +1,26 @@
+"""The demo, with fewer rows: every stage leaves its artifact and the table compares with the best possible."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from holdall.cli import main
+from holdall.commands.inspect import inspect
+
+
+def test_the_demo_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    main(["demo", "--out", str(out), "--rows", "6000"])
+    printed = capsys.readouterr().out
+    aucs = {name: float(auc) for name, auc in re.findall(r"(dense|compressed|best possible).*?(0\.\d{4})", printed)}
+    assert aucs.keys() == {"dense", "compressed", "best possible"}
+    assert max(aucs["dense"], aucs["compressed"]) <= aucs["best possible"] + 0.03
+    assert inspect(out / "data")["kind"] == "data"
+    for run in ("dense", "compressed"):
+        assert inspect(out / run)["checkpoint"]
+    with pytest.raises(SystemExit):
+        main(["demo", "--out", str(out)])
+    assert "exists already" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""Row optimizers: equal to torch's where torch has one, and they touch only touched rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holdall.common.errors import ConfigError
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers, load_tensors
+from holdall.tables import Quantized
+
+ROWS = {"a": 50, "b": 7}
+
+
+class Model(nn.Module):
+    """Two tables and a linear layer, in float64."""
+
+    def __init__(self, fused: bool):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.bags = EmbeddingBags.build(ROWS, 3, fused=fused, dtype=torch.float64, generator=generator)
+        self.top = nn.Linear(6, 1, dtype=torch.float64)
+        with torch.no_grad():
+            self.top.weight.fill_(0.5)
+            self.top.bias.zero_()
+
+    def forward(self, ids: Ids) -> torch.Tensor:
+        return self.top(self.bags(ids).flatten(1)).squeeze(1)
+
+
+def batch(step: int) -> Ids:
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 4, (2 * 5,), generator=generator)
+    limits = torch.tensor([20, 7]).repeat_interleave(5).repeat_interleave(lengths)  # ids 20..49 of 'a' never occur
+    values = (torch.rand(int(lengths.sum()), generator=generator) * limits).long()
+    return Ids(values, nn.functional.pad(lengths.cumsum(0), (1, 0)), 2)
+
+
+def train(
+    fused: bool, name: str, steps: int = 4, clip: float | None = None, eps: float = 1e-8
+) -> tuple[Model, Optimizers]:
+    model = Model(fused)
+    optimizers = Optimizers(model, OptimizerConfig(name=name, lr=0.1, eps=eps))
+    for step in range(steps):
+        model(batch(step)).square().sum().backward()
+        if clip is not None:
+            optimizers.clip(clip)
+        optimizers.step()
+    return model, optimizers
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_packed_updates_equal_sparse_gradient_updates(name: str, clip: float | None) -> None:
+    packed, plain = train(True, name, clip=clip)[0], train(False, name, clip=clip)[0]
+    for found, expected in zip(packed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("sgd", lambda p: torch.optim.SGD(p, lr=0.1)),
+        ("adagrad", lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-8)),
+    ],
+)
+def test_rows_equal_torch(name: str, reference: object) -> None:
+    ours, _ = train(True, name)
+    theirs = Model(fused=False)
+    optimizer = reference(theirs.parameters())
+    for step in range(4):
+        optimizer.zero_grad()
+        theirs(batch(step)).square().sum().backward()
+        optimizer.step()
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_lazy_adam_equals_sparse_adam() -> None:
+    """With an eps of next to nothing: SparseAdam adds it before the bias correction, Adam (and ours) after."""
+    ours, _ = train(True, "adam", eps=1e-30)
+    theirs = Model(fused=False)
+    sparse = torch.optim.SparseAdam([theirs.bags.table(name).weight for name in ROWS], lr=0.1, eps=1e-30)
+    dense = torch.optim.Adam(theirs.top.parameters(), lr=0.1, eps=1e-30)
+    for step in range(4):
+        theirs.zero_grad()
+        theirs(batch(step)).square().sum().backward()
+        sparse.step()
+        dense.step()
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_rowwise_adagrad_on_planted_numbers() -> None:
+    model = Model(fused=True)
+    before = model.bags.table("b").materialize()[2]
+    optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=0.1, eps=0.0))
+    ids = Ids(torch.tensor([[0], [2]]), None, 2)
+    (model.bags(ids)[:, 1] * torch.tensor([3.0, 0.0, 4.0])).sum().backward()
+    optimizers.step()
+    state = optimizers.tensors()["rows.bags.tables.b.weight.sum"]
+    assert state[2] == pytest.approx(25 / 3)
+    moved = before - torch.tensor([3.0, 0.0, 4.0]) * 0.1 / (25 / 3) ** 0.5
+    torch.testing.assert_close(model.bags.table("b").materialize()[2], moved)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_untouched_rows_and_their_state_stay(name: str) -> None:
+    before = Model(fused=True).bags.table("a").materialize()
+    model, optimizers = train(True, name)
+    after = model.bags.table("a").materialize()
+    assert torch.equal(after[20:], before[20:])
+    assert not torch.equal(after[:20], before[:20])
+    for key, state in optimizers.tensors().items():
+        if key.startswith("rows.bags.tables.a"):
+            assert not state[20:].any()
+            assert state[:20].any()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_state_continues_to_the_same_model(name: str) -> None:
+    whole, _ = train(True, name, steps=6)
+    model, optimizers = train(True, name, steps=3)
+    state = {key: value.clone() for key, value in optimizers.tensors().items()}
+    resumed = Model(fused=True)
+    resumed.load_state_dict(model.state_dict())
+    continued = Optimizers(resumed, OptimizerConfig(name=name, lr=0.1))
+    load_tensors(continued, state, step_count=3)
+    for step in range(3, 6):
+        resumed(batch(step)).square().sum().backward()
+        continued.step()
+    for found, expected in zip(resumed.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_clip_bounds_the_joint_norm() -> None:
+    model = Model(fused=True)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizers = Optimizers(model, OptimizerConfig(name="sgd", lr=1.0))
+    (1000 * model(batch(0))).square().sum().backward()
+    assert optimizers.clip(0.25) > 0.25
+    optimizers.step()
+    moved = torch.cat([(value - before[name]).flatten() for name, value in model.state_dict().items()])
+    assert moved.norm() == pytest.approx(0.25)
+
+
+def test_the_factor_scales_every_learning_rate() -> None:
+    frozen = Model(fused=True)
+    optimizers = Optimizers(frozen, OptimizerConfig(name="sgd", lr=0.1))
+    optimizers.set_factor(0.0)
+    frozen(batch(0)).square().sum().backward()
+    optimizers.step()
+    for found, expected in zip(frozen.parameters(), Model(fused=True).parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_moving_the_model_after_its_optimizer_is_refused() -> None:
+    model = Model(fused=True)
+    Optimizers(model, OptimizerConfig())
+    with pytest.raises(ConfigError, match="move the model first"):
+        model.float()
+
+
+def test_bad_settings() -> None:
+    with pytest.raises(ConfigError, match="unknown optimizer 'adagard' \\(did you mean 'adagrad'"):
+        OptimizerConfig(name="adagard")
+    with pytest.raises(ConfigError, match="above 0"):
+        OptimizerConfig(lr=0.0)
+
+
+def test_tables_that_update_themselves_take_sgd_only() -> None:
+    """Stochastically rounded tables hold no float copy, so no other optimizer may pretend to run."""
+    method = Quantized(bits=8, rounding="stochastic", trainable=True)
+    bags = EmbeddingBags.build(ROWS, 4, {"a": method})
+    with pytest.raises(ConfigError, match="use sgd, not adam"):
+        Optimizers(bags, OptimizerConfig(name="adam"))
+    optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=1.0))
+    before = bags.table("a").materialize()
+    ids = Ids(torch.tensor([[3], [0]]), None, 2)
+    bags(ids).sum().backward()
+    with pytest.raises(ConfigError, match="cannot be clipped"):
+        optimizers.clip(1.0)
+    optimizers.zero_grad()
+    optimizers.step()
+    assert torch.equal(bags.table("a").materialize(), before)
+    bags(ids).sum().backward()
+    optimizers.step()
+    moved = bags.table("a").materialize() - before
+    assert moved[3].mean() == pytest.approx(-1.0, abs=0.05)
+    assert not moved[:3].any()

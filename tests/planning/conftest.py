@@ -1,0 +1,11 @@
+"""What tests of placement share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def as_large_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tables on disk cost what large ones do, which a process cannot keep mapped as a whole."""
+    monkeypatch.setattr("holdall.planning.step_cost.lets_go", lambda num_bytes: True)
