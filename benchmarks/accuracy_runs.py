@@ -26,7 +26,7 @@ from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
 from holdall.embedding.compress import compress
-from holdall.evaluation.evaluate import evaluate_model
+from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DCNConfig, Model, ModelConfig, TBSMConfig
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import HotCold, Method, TensorTrain

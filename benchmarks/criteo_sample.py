@@ -18,8 +18,8 @@ import numpy as np
 
 from benchmarks.card import print_table, write_card
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.evaluation.evaluate import evaluate
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import train
 
 

@@ -31,8 +31,8 @@ from holdall.data.batch import Batch, Ids
 from holdall.kernels.dispatch import kernel_path
 from holdall.models import configuration
 from holdall.models.dlrm import DLRM
+from holdall.models.loss import logloss
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
-from holdall.training.step import logloss
 
 FLOPS_A_SAMPLE = 4.9e6  # forward
 KINDS = ("dense", "frobenius")

@@ -33,8 +33,8 @@ import numpy as np
 from benchmarks.card import RESULTS, print_table, write_card
 from benchmarks.local_runs import LOCAL, PLAIN, SYNCHRONOUS, Job, Side, differences, run_jobs, step_seconds
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.evaluation.evaluate import evaluate
 from holdall.report.svg import Panel, Points, chart
+from holdall.training.evaluate_run import evaluate
 from holdall.training.tracking import read_metrics
 
 STAGES = ("read", "lookup", "dense", "backward", "exchange", "update", "merge")

@@ -17,7 +17,7 @@ import torch.multiprocessing as multiprocessing
 
 from holdall.data.dataset import DataSet
 from holdall.distributed.processes import joined
-from holdall.evaluation.evaluate import evaluate_model
+from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.training.config import TrainConfig
 from holdall.training.start import make_run_folder
 from holdall.training.tracking import read_metrics

@@ -32,9 +32,10 @@ from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.synthetic import best_possible_of, preset, write_prepared
+from holdall.data.synthetic import preset, write_prepared
 from holdall.embedding.bags import EmbeddingBags
-from holdall.evaluation.evaluate import evaluate_model
+from holdall.evaluation.best_possible import best_possible_of
+from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DLRM, DLRMConfig
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import METHODS, Dense, Method

@@ -18,18 +18,19 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import NegativeSampling
 from holdall.embedding.bags import EmbeddingBags
-from holdall.evaluation.evaluate import pick_device, rank_model
+from holdall.evaluation.evaluate_model import rank_model
 from holdall.models import NCF, NCFConfig
+from holdall.models.loss import logloss, squared_length
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.optim.schedule import Schedule
 from holdall.tables import Dense, Method, MixedDimension
 from holdall.tables.budget import find_method, suggest
-from holdall.training.step import logloss, squared_length
 
 NEGATIVES = 4
 SHARE = 1 / 8

@@ -36,6 +36,7 @@ from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.data.synthetic import preset, write_prepared
+from holdall.models.loss import logloss
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.lookup_counts import Lookups, choose_hot
 from holdall.planning.machine.hardware import Hardware, middle_of
@@ -50,7 +51,7 @@ from holdall.runtime.device_times import DeviceTimes
 from holdall.tables import Dense
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import follow
-from holdall.training.step import Step, logloss
+from holdall.training.step import Step
 from holdall.training.strategies.registry import ALONE as STRATEGIES
 
 DIM = 16

@@ -24,7 +24,7 @@ import torch
 from benchmarks.card import alternate, print_table, summary, write_card
 from holdall import checkpoint
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import CHECKPOINTS
+from holdall.training.evaluate_run import CHECKPOINTS
 
 PARTS = ("noticed", "restarted", "started", "loaded", "repeated")
 NOTES = (

@@ -16,7 +16,7 @@ from benchmarks.accuracy_runs import FIT, RULES, Job, build, run, stepper, train
 from holdall.common.errors import HoldallError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import preset, write_prepared
-from holdall.evaluation.evaluate import evaluate_model
+from holdall.evaluation.evaluate_model import evaluate_model
 
 SETTING = (0.01, 0.03)
 

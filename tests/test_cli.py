@@ -14,7 +14,7 @@ import pytest
 
 from holdall.cli import COMMANDS, main
 from holdall.data.synthetic import preset, write_tsv
-from holdall.evaluation.evaluate import load_model
+from holdall.training.evaluate_run import load_model
 
 FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
 

@@ -19,10 +19,11 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import Feature, Schema
 from holdall.embedding.bags import EmbeddingBags
 from holdall.embedding.compress import compress
-from holdall.evaluation.evaluate import evaluate, evaluate_model, evaluate_ranking, load_model
+from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.evaluation.grouped import GroupedAUC, grouped_metrics
 from holdall.evaluation.ranking import RankingMetrics, ranking_metrics
 from holdall.models import DLRM, DLRMConfig
+from holdall.models.loss import logloss
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.machine.measure import measure_hardware as hardware
@@ -51,7 +52,7 @@ from holdall.tables import (
 )
 from holdall.tables.budget import suggest
 from holdall.training.config import TrainConfig
-from holdall.training.step import logloss
+from holdall.training.evaluate_run import evaluate, evaluate_ranking, load_model
 from holdall.training.trainer import train
 
 __version__ = "0.1.0"

@@ -63,8 +63,8 @@ def profile(
         json: Print the profile as JSON on stdout.
     """
     from holdall.popularity.measure import profile as run
-    from holdall.popularity.show import figures as draw
     from holdall.popularity.show import show
+    from holdall.report.popularity import figures as draw
 
     if dim < 1:
         raise ConfigError(f"dim is {dim}, but must be 1 or more")
@@ -244,7 +244,7 @@ def evaluate(
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
-    from holdall.evaluation.evaluate import evaluate as measure
+    from holdall.training.evaluate_run import evaluate as measure
 
     metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
@@ -396,7 +396,7 @@ def _option(given: Sequence[str], name: str) -> str | None:
 def _report(title: str, metrics: dict[str, Any] | None) -> None:
     from rich.console import Console
 
-    from holdall.commands.inspect import table
+    from holdall.common.console import table
 
     console = Console()
     console.print(f"[bold]{title}[/bold]")
@@ -411,7 +411,7 @@ def _report(title: str, metrics: dict[str, Any] | None) -> None:
 def _report_stages(stages: list[dict[str, Any]]) -> None:
     from rich.console import Console
 
-    from holdall.commands.inspect import table
+    from holdall.common.console import table
 
     shown = table("stage", "predicted ms", "measured ms")
     for row in stages:

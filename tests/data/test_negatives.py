@@ -18,8 +18,8 @@ from holdall.data.loader import Loader
 from holdall.data.negatives import NegativeSampling, Positives, draw_candidates, draw_negatives, training_loader
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
-from holdall.evaluation.evaluate import evaluate_ranking
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import evaluate_ranking
 from holdall.training.trainer import train
 from tests.data.raw_files import write_lines
 from tests.data.test_taobao import write_set

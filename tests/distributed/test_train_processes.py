@@ -17,9 +17,9 @@ import torch
 from holdall import checkpoint
 from holdall.common.errors import ConfigError
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import CHECKPOINTS, evaluate
 from holdall.planning.planner import PlanConfig, plan
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
 from holdall.training.trainer import STAGES_FILE, train
 from tests.distributed.harness import free_port, run

@@ -15,9 +15,9 @@ from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.evaluation.evaluate import BEST, evaluate, evaluate_ranking, load_model
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import BEST, evaluate, evaluate_ranking, load_model
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 from tests.data.raw_files import write_lines

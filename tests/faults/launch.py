@@ -24,7 +24,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from holdall import checkpoint
-from holdall.evaluation.evaluate import CHECKPOINTS
+from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.tracking import read_metrics, read_run
 from tests.distributed import harness  # noqa: F401  # the server imports what it says
 from tests.faults.inject import Fault, mark_of, work

@@ -8,7 +8,7 @@ import torch
 
 from holdall import checkpoint
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import CHECKPOINTS
+from holdall.training.evaluate_run import CHECKPOINTS
 
 
 def write_clicks(folder: Path, rows: int) -> Path:

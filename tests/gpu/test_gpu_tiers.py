@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from holdall.common.errors import ConfigError
-from holdall.evaluation.evaluate import evaluate
 from holdall.kernels.dispatch import HAS_TRITON
 from holdall.models.layers import mlp
 from holdall.planning.machine.clock import Clock
@@ -20,6 +19,7 @@ from holdall.planning.planner import PlanConfig, plan, predict
 from holdall.runtime.graph_cache import Replayed
 from holdall.tables import Frobenius
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import Trainer, train
 
 if not torch.cuda.is_available():

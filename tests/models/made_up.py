@@ -7,9 +7,9 @@ import torch
 from holdall.data.batch import Batch, Ids
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models import Model, ModelConfig
+from holdall.models.loss import logloss
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Frobenius, Hashed, HotCold, Method, Quantized, TensorTrain
-from holdall.training.step import logloss
 
 METHODS: dict[str, Method | dict[str, Method] | None] = {
     "dense": None,

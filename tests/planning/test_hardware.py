@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from holdall.common.errors import ConfigError
-from holdall.common.memory import available_memory, check_room
+from holdall.common.memory import available_memory
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
 from holdall.planning.machine import measure, measure_dense
 from holdall.planning.machine.clock import fit, fit_line
@@ -33,6 +33,7 @@ from holdall.planning.machine.hardware import (
 )
 from holdall.planning.machine.measure import measure_hardware
 from holdall.planning.machine.measure_disk import measure_disk
+from holdall.planning.memory_check import check_free_memory
 from holdall.planning.planner import PlanConfig, plan_tables
 from tests.planning.made_up_hardware import CAPTURED, ELSEWHERE, hardware, lookups, schema_of
 
@@ -182,20 +183,20 @@ def test_free_memory(tmp_path: Path) -> None:
 def test_memory_is_checked_before_it_is_used(tmp_path: Path) -> None:
     made = plan_tables(schema_of(ROWS), lookups(ROWS), CONFIG, hardware())
     assert made.forecast is not None
-    check_room(made, tmp_path)
-    check_room(replace(made, forecast=None), tmp_path)
+    check_free_memory(made, tmp_path)
+    check_free_memory(replace(made, forecast=None), tmp_path)
     for tier, words in {"host": "of the host", "disk": "of the disk at"}.items():
         memory = {**made.forecast.memory, tier: {"tables": 1 << 60}}
         too_large = replace(made, forecast=replace(made.forecast, memory=memory))
         with pytest.raises(ConfigError, match=f"the plan needs .* {words}.* too little.*--{tier}-memory"):
-            check_room(too_large, tmp_path)
+            check_free_memory(too_large, tmp_path)
 
 
 @needs_no_gpu
 def test_a_plan_for_a_device_that_is_not_there(tmp_path: Path) -> None:
     made = plan_tables(schema_of(ROWS), lookups(ROWS), CONFIG, hardware())
     with pytest.raises(ConfigError, match="for a GPU and this machine has none"):
-        check_room(replace(made, device="cuda"), tmp_path)
+        check_free_memory(replace(made, device="cuda"), tmp_path)
 
 
 # --- several processes -----------------------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import evaluate
 from holdall.popularity import renumber
 from holdall.popularity.bijection import Bijection, fingerprint, load_orders, order_path
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs
 from holdall.popularity.order import OrderConfig, community_order, num_hot, order
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import train
 from tests.data.raw_files import criteo_line, read_map, read_split, write_lines
 

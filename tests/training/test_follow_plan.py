@@ -13,12 +13,12 @@ from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import CHECKPOINTS, evaluate
 from holdall.planning.plan import Plan
 from holdall.planning.planner import PlanConfig, plan, predict
 from holdall.tables import Frobenius
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.trainer import STAGES_FILE, Trainer, train
 from tests.planning.made_up_hardware import hardware
 

@@ -12,10 +12,10 @@ import torch
 
 from holdall import checkpoint
 from holdall.common.errors import TierError
-from holdall.evaluation.evaluate import CHECKPOINTS
 from holdall.optim.optimizers import NAMES
 from holdall.tiers.tiered_pack import TieredPack, WorkingSet
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.trainer import Trainer, train
 
 CONFIG = TrainConfig(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from holdall.common.errors import ConfigError
+from holdall.models.loss import logloss, squared_length
 from holdall.training.config import TrainConfig
-from holdall.training.step import logloss, squared_length
 from holdall.training.trainer import Trainer, train
 
 SMALL = TrainConfig(dim=4, bottom=(4,), top=(4,), batch_size=64, epochs=2, optimizer="adam", lr=0.02, device="cpu")

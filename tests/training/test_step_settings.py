@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from holdall.common.errors import ConfigError
-from holdall.evaluation.evaluate import load_model
 from holdall.kernels import dispatch as paths
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import load_model
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 

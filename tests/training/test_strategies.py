@@ -13,10 +13,10 @@ from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.evaluation.evaluate import CHECKPOINTS, evaluate, load_model
 from holdall.optim.optimizers import NAMES
 from holdall.popularity.measure import profile
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import SCRATCH, Trainer, train
 

@@ -13,9 +13,10 @@ import torch
 from rich.console import Console
 
 from holdall.common.errors import DataError
+from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch, Ids
 from holdall.training import tracking
-from holdall.training.tracking import Progress, RunLog, load_batch, read_metrics, read_run, save_batch
+from holdall.training.tracking import RunLog, load_batch, read_metrics, read_run, save_batch
 
 
 def start(folder: Path, steps: range) -> None:
@@ -162,7 +163,7 @@ class TestProgress:
     ):
         clock = {"now": 0.0}
         monkeypatch.setattr(tracking, "monotonic", lambda: clock["now"])
-        with Progress(10_000, done=2_000, seconds=10) as progress:
+        with SampleProgress(10_000, done=2_000, seconds=10) as progress:
             for clock["now"] in (4.0, 8.0, 12.0, 16.0):
                 progress.update(1_000, loss=0.5)
         captured = capsys.readouterr()
@@ -170,7 +171,7 @@ class TestProgress:
         assert captured.err == "train 5,000/10,000  250 samples/s  loss 0.5000  0:00:20 left\n"
 
     def test_quiet(self, capsys: pytest.CaptureFixture[str]):
-        with Progress(10, seconds=0, quiet=True) as progress:
+        with SampleProgress(10, seconds=0, quiet=True) as progress:
             progress.update(5)
         assert capsys.readouterr().err == ""
 
@@ -179,7 +180,7 @@ class TestProgress:
         monkeypatch.setattr(
             tracking, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120, stderr=stderr)
         )
-        with Progress(1_000, label="valid") as progress:
+        with SampleProgress(1_000, label="valid") as progress:
             progress.update(400, loss=0.25)
         assert "valid" in screen.getvalue()
         assert "400/1,000" in screen.getvalue()

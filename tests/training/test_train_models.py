@@ -17,9 +17,9 @@ from holdall.data.dataset import DataSet
 from holdall.data.items import ItemTable
 from holdall.data.ranking import RankingCases
 from holdall.data.schema import Feature, Schema, Split
-from holdall.evaluation.evaluate import CHECKPOINTS, evaluate, evaluate_ranking, load_model
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import CHECKPOINTS, evaluate, evaluate_ranking, load_model
 from holdall.training.trainer import train
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4

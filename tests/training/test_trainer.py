@@ -16,9 +16,9 @@ from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError, DataError, NonFiniteLossError
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.synthetic import best_possible_of
-from holdall.evaluation.evaluate import BEST, CHECKPOINTS, evaluate, load_model
+from holdall.evaluation.best_possible import best_possible_of
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import BAD_BATCH_FILE, load_batch, read_metrics, read_run
 from holdall.training.trainer import Trainer, train
 

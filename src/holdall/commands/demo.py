@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from holdall.commands.inspect import table
+from holdall.common.console import table
 from holdall.common.files import refuse_existing
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.splits import TEST, draw_splits
-from holdall.data.synthetic import best_possible, preset, write_tsv
-from holdall.evaluation.evaluate import evaluate
+from holdall.data.synthetic import preset, write_tsv
+from holdall.evaluation.best_possible import best_possible
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import train
 
 SCALE = 0.002  # of Criteo Kaggle's ids: 68,000 in 26 features, so that 200,000 clicks teach most of them

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from holdall.commands.inspect import table
+from holdall.common.console import table
 from holdall.common.errors import HoldallError
-from holdall.common.memory import available_memory, check_room
+from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
+from holdall.planning.memory_check import check_free_memory
 from holdall.planning.plan import Plan
 
 Level = Literal["problem", "note", "fine"]
@@ -200,7 +201,7 @@ def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
         found.add("note", f"{path} was edited by hand and has no forecast", f"holdall plan {folder} --edited {path}")
         return
     try:
-        check_room(plan, folder)
+        check_free_memory(plan, folder)
     except HoldallError as error:
         found.add("problem", str(error))
     free = available_memory(folder, plan.device)

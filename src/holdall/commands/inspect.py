@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from holdall import checkpoint
+from holdall.common.console import table
 from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import SCHEMA_FILE, Schema
-from holdall.evaluation.evaluate import BEST, CHECKPOINTS
+from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
 
 
@@ -132,11 +132,3 @@ def _show_checkpoint(found: dict[str, Any], console: Console) -> None:
     console.print(tensors)
     more = f" (the 20 largest of {len(largest)} tensors shown)" if len(largest) > 20 else ""
     console.print(f"step {found['step']:,}, {readable_bytes(found['bytes'])} in {found['shards']} shards{more}")
-
-
-def table(*columns: str) -> RichTable:
-    """A plain table whose first column is text and the others numbers."""
-    made = RichTable(box=None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i == 0 else "right")
-    return made

@@ -2,7 +2,7 @@
 
     config = preset("criteo-kaggle", scale=0.01, rows=1_000_000)
     write_prepared(config, "data/synthetic")        # a data folder, as `holdall prepare` would make it
-    best_possible_of(DataSet("data/synthetic", "test"))  # what the true probabilities score
+    best_possible_of(DataSet("data/synthetic", "test"))  # of `evaluation.best_possible`: what the truth scores
 
 The true click probability of every row is kept, so the best AUC and logloss that any model can reach are known: there
 is no noise besides the coin flip of the label. The presets put them near those of the real sets (Criteo Kaggle: AUC
@@ -28,15 +28,12 @@ from holdall.common.files import PARTIAL, atomic_folder, refuse_existing
 from holdall.data.arrow_files import write_split_file
 from holdall.data.click_log import BLOCK_ROWS, SyntheticConfig, draw_ids, generate, make_block
 from holdall.data.columns import Columns, Ragged
-from holdall.data.dataset import DataSet
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
 from holdall.data.schema import DenseColumn, Feature, Schema, Split
 
 __all__ = [
     "PRESETS",
     "SyntheticConfig",
-    "best_possible",
-    "best_possible_of",
     "generate",
     "make_block",
     "preset",
@@ -94,32 +91,6 @@ def preset(name: str, *, scale: float = 0.01, rows: int | None = None, **changes
         "rows": round(full.rows * scale) if rows is None else rows,
     }
     return dataclasses.replace(full, **(scaled | changes))
-
-
-def best_possible(probability: npt.ArrayLike, label: npt.ArrayLike) -> dict[str, float]:
-    """What the true probabilities [R] score on the labels [R] that were drawn from them."""
-    from holdall.evaluation.metrics import exact_auc  # here, because training stands on data and not the reverse
-
-    p = np.asarray(probability, dtype=np.float64)
-    y = np.asarray(label, dtype=np.float64)
-    # Float32 probabilities can round to 0 or 1; clipping to the nearest others keeps the loss finite.
-    p = np.clip(p, np.finfo(np.float32).tiny, 1.0 - np.finfo(np.float32).epsneg)
-    auc = exact_auc(p, y)
-    logloss = -np.where(y == 1, np.log(p), np.log1p(-p)).mean()
-    rate = y.mean()
-    entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
-    return {
-        "auc": auc,
-        "logloss": float(logloss),
-        "normalized_entropy": float(logloss / entropy),
-        "accuracy": float(((p >= 0.5) == y).mean()),
-        "samples": len(y),
-    }
-
-
-def best_possible_of(data: DataSet) -> dict[str, float]:
-    """`best_possible` of a split of a synthetic data folder."""
-    return best_possible(data.probability(), data.labels())
 
 
 def write_prepared(
@@ -229,8 +200,8 @@ def _renumber(block: Columns, config: SyntheticConfig, new_ids: list[npt.NDArray
 
 def write_tsv(
     config: SyntheticConfig, path: str | Path, *, start: int = 0, stop: int | None = None, overwrite: bool = False
-) -> dict[str, float]:
-    """Write rows start..stop in Criteo's layout and return `best_possible` of them.
+) -> None:
+    """Write rows start..stop in Criteo's layout.
 
     A line is the label, 13 integers and 26 values of 8 hexadecimal digits, separated by tabs; missing ones are empty.
     `.gz` and `.zst` names are compressed. A fifth of the features have one popular id that is written as missing. The
@@ -249,20 +220,18 @@ def write_tsv(
     sidecar = path.with_name(path.name + ".probability.npy")
     partial = path.with_name(path.name + PARTIAL)
     options = pa_csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-    written = []
+    probabilities = []
     try:
         compression = COMPRESSIONS.get(path.suffix)
         with pa.output_stream(str(partial), compression=compression) as file:
             for columns in generate(config, start, stop):
                 pa_csv.write_csv(_tsv_batch(columns), file, options)
-                written.append((np.asarray(columns.probability), columns.label))
-        probability, label = (np.concatenate(parts) for parts in zip(*written, strict=True))
-        np.save(sidecar, probability, allow_pickle=False)
+                probabilities.append(np.asarray(columns.probability))
+        np.save(sidecar, np.concatenate(probabilities), allow_pickle=False)
         os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    return best_possible(probability, label)
 
 
 def _tsv_batch(columns: Columns) -> pa.RecordBatch:

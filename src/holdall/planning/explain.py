@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from holdall.commands.inspect import table as new_table
+from holdall.common.console import table as new_table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import Schema

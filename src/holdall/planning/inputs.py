@@ -22,7 +22,7 @@ from holdall.planning.step_cost import Problem
 from holdall.planning.workload import rehearse
 from holdall.popularity.hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
-from holdall.training.config import AHEAD_ON_GPU
+from holdall.tiers.pipeline import AHEAD_ON_GPU
 
 
 @dataclass(frozen=True, kw_only=True)

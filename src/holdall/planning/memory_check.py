@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+
+import torch
 
 from holdall.common.errors import ConfigError
+from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.planning.forecast import shares_memory
 from holdall.planning.plan import TIERS, Plan
@@ -57,3 +61,32 @@ def at_least(size: int) -> str:
         if size >= 10 * power:
             return f"{-(-size // power)}{unit}"
     return f"{size}B"
+
+
+def check_free_memory(plan: Plan, folder: str | Path = ".", num_processes: int = 1) -> None:
+    """Raise unless this machine has the device, and the free memory, that a plan needs; `folder` is on the plan's disk.
+
+    Where the device is the CPU, what the plan puts on both comes out of one memory. A plan's bytes are those of one of
+    the `num_processes` that share this machine; each has a GPU of its own.
+    """
+    if plan.forecast is None:
+        return
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "the plan is for a GPU and this machine has none that torch can use: plan again here, with the hardware "
+            "measured here"
+        )
+    free = available_memory(folder, plan.device)
+    needed = {tier: plan.forecast.total(tier) for tier in ("device", "host", "disk")}
+    for tier in ("host", "disk") if plan.device == "cuda" else tuple(needed):
+        needed[tier] *= num_processes
+    if plan.device == "cpu":
+        needed["host"] += needed.pop("device")
+    for tier, size in needed.items():
+        if size > free[tier]:
+            where = f"the disk at {folder}" if tier == "disk" else f"the {tier}"
+            raise ConfigError(
+                f"the plan needs {readable_bytes(size)} of {where}, which has {readable_bytes(free[tier])} free "
+                f"({readable_bytes(size - free[tier])} too little): free some, or plan with --{tier}-memory "
+                f"{readable_bytes(free[tier]).replace(' ', '')}"
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from holdall.commands.inspect import table
+from holdall.common.console import table
 from holdall.common.sizes import readable_bytes
 from holdall.planning.machine.hardware import Hardware, Layer
 from holdall.planning.plan import STAGES, TIERS, Plan, TablePlan

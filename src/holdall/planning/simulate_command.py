@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from holdall.commands.inspect import table
+from holdall.common.console import table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import SCHEMA_FILE, Schema

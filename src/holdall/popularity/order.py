@@ -225,7 +225,7 @@ def show(schema: Schema) -> None:
     """Print what `order` found for each table, for a person."""
     from rich.console import Console
 
-    from holdall.commands.inspect import table as plain_table
+    from holdall.common.console import table as plain_table
 
     record = schema.order or {}
     shown = plain_table("table", "rows", "ordered from", "communities", "their lookups")

@@ -254,8 +254,19 @@ def why_not_by_kernels(far: FarRows, device: torch.device) -> str | None:
     return None
 
 
-def chosen(asked: str, far: FarRows, device: torch.device, state_bytes_per_row: int = 0) -> bool:
-    """Whether kernels move these rows: `kernel`, or `auto` where they can and `kernels_are_faster`.
+KernelIsFaster = Callable[[int, int], bool]
+"""Whether a kernel moves rows of so many bytes, so many of them, faster than the host copies them."""
+TYPICAL_ROWS = 1 << 15
+"""Rows of a step at which the two ways are compared."""
+
+
+def always(row_bytes: int, num_rows: int) -> bool:
+    """Kernels where nothing was measured: they leave the host free."""
+    return True
+
+
+def chosen(asked: str, far: FarRows, device: torch.device, is_faster: KernelIsFaster = always) -> bool:
+    """Whether kernels move these rows: `kernel`, or `auto` where they can and `is_faster` says yes.
 
     An explicit `kernel` that cannot be had is an error.
     """
@@ -264,7 +275,7 @@ def chosen(asked: str, far: FarRows, device: torch.device, state_bytes_per_row: 
     if asked == "copy":
         return False
     why_not = why_not_by_kernels(far, device)
-    needed = far.tensor.nbytes + far.tensor.shape[0] * state_bytes_per_row
+    needed = far.tensor.nbytes
     free = available_memory()["host"]
     if why_not is None and needed > free and device.type == "cuda":
         why_not = f"{readable_bytes(needed)} of rows are to be locked in memory, and {readable_bytes(free)} are free"
@@ -272,11 +283,5 @@ def chosen(asked: str, far: FarRows, device: torch.device, state_bytes_per_row: 
         raise ConfigError(f"--fetch-by kernel cannot be had, {why_not}: use auto or copy")
     if asked == "kernel":
         return True
-    return why_not is None and device.type == "cuda" and needed <= free // 2 and kernels_are_faster(far)
-
-
-def kernels_are_faster(far: FarRows, num_rows: int = 1 << 15) -> bool:
-    """Whether kernels move rows of this size faster than the host copies them, as far as is known of this machine."""
-    from holdall.planning.machine.gather_path import kernel_is_faster
-
-    return kernel_is_faster(far.tensor[:1].nbytes, num_rows)
+    fits = why_not is None and device.type == "cuda" and needed <= free // 2
+    return fits and is_faster(far.tensor[:1].nbytes, TYPICAL_ROWS)

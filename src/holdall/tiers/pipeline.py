@@ -35,6 +35,9 @@ from holdall.tiers.working_set import WorkingSet
 
 Consistency = Literal["exact", "stale"]
 
+AHEAD_ON_GPU = 2
+"""Steps that rows are fetched ahead on a GPU where nobody says otherwise: it changes no bit of the result."""
+
 
 @dataclass
 class Step:

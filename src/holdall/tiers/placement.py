@@ -16,6 +16,7 @@ from holdall.embedding.dense_pack import DensePack
 from holdall.models.model import Model
 from holdall.tables.dense import DenseTable
 from holdall.tiers.hot_refresh import Renumbering
+from holdall.tiers.kernel_mover import KernelIsFaster, always
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.tiers.traffic import Traffic
@@ -122,6 +123,7 @@ def place(
     tails: Mapping[str, str] | None = None,
     folder: Path | None = None,
     fetch_by: str = "copy",
+    kernel_is_faster: KernelIsFaster = always,
 ) -> Tiers:
     """Leave the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
 
@@ -135,7 +137,7 @@ def place(
 
     `fetch_by` says who moves rows between host and device: `copy`, the host gathers them and copies them in one piece;
     `kernel`, a kernel on the device reads and writes them where they lie, for which the host's rows, all of them, are
-    locked in memory; `auto`, a kernel where it can and this machine's hardware.json does not say that it is slower.
+    locked in memory; `auto`, a kernel where it can and `kernel_is_faster` says so.
     """
     bags = model.bags
     if any(pack.collects for pack in bags.packs):
@@ -157,7 +159,17 @@ def place(
             whole.append(pack)
             continue
         place_of = folder / str(number) if folder is not None and tail == "disk" else None
-        packs.append(TieredPack(pack, hot_rows, device, num_rooms=num_rooms, folder=place_of, fetch_by=fetch_by))
+        packs.append(
+            TieredPack(
+                pack,
+                hot_rows,
+                device,
+                num_rooms=num_rooms,
+                folder=place_of,
+                fetch_by=fetch_by,
+                kernel_is_faster=kernel_is_faster,
+            )
+        )
     if refreshes:
         for tiered in packs:
             tiered.renumbering = Renumbering(tiered)

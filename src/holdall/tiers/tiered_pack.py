@@ -25,7 +25,7 @@ from holdall.kernels.host_rows import ROOM_SHIFT, find, held_by
 from holdall.tiers.copy_mover import Transfer
 from holdall.tiers.host_rows import FarRows, LazyRows, stored_rows
 from holdall.tiers.hot_refresh import Renumbering
-from holdall.tiers.kernel_mover import KernelMoves, chosen
+from holdall.tiers.kernel_mover import KernelIsFaster, KernelMoves, always, chosen
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.staging import grown, with_spare
 from holdall.tiers.traffic import Traffic
@@ -47,6 +47,7 @@ class TieredPack(DensePack):
         num_rooms: int = 1,
         folder: Path | None = None,
         fetch_by: str = "copy",
+        kernel_is_faster: KernelIsFaster = always,
     ):
         for name in host.tables:
             if not 0 <= hot_rows[name] <= host.tables[name].num_rows:
@@ -74,7 +75,7 @@ class TieredPack(DensePack):
         """Where each id's row is, once rows have changed places; None while id and place are one."""
         self.traffic = Traffic()
         self.transfer = Transfer(self.device)
-        self.moves = KernelMoves(self) if chosen(fetch_by, self.far, self.device) else None
+        self.moves = KernelMoves(self) if chosen(fetch_by, self.far, self.device, kernel_is_faster) else None
         """Kernels that reach the host's rows; None where the host copies them (`transfer`)."""
         self.working: WorkingSet | None = None
         self.all_hot = False

@@ -17,6 +17,7 @@ from holdall.optim.optimizers import OptimizerConfig, OptimizerName
 from holdall.optim.schedule import Schedule
 from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
+from holdall.tiers.pipeline import AHEAD_ON_GPU
 
 OPTIONAL_COUNTS = (
     "steps",
@@ -28,10 +29,6 @@ OPTIONAL_COUNTS = (
     "merge_every",
 )
 """Settings that are at least 1 where they are given."""
-
-
-AHEAD_ON_GPU = 2
-"""Steps that rows are fetched ahead on a GPU: it changes no bit of the result."""
 
 
 @dataclass(frozen=True, kw_only=True)

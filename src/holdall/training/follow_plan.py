@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from holdall.common.errors import CheckpointError, ConfigError
-from holdall.common.memory import check_room
 from holdall.data.schema import Schema
 from holdall.distributed.addresses import processes_here
 from holdall.distributed.processes import ALONE, Processes
+from holdall.planning.memory_check import check_free_memory
 from holdall.planning.plan import Plan
 from holdall.training.config import TrainConfig
 
@@ -51,7 +51,7 @@ def _keep_copy(config: TrainConfig, schema: Schema, copy: Path, resume: bool, wo
                 f"{copy.parent} was trained by another plan ({copy}): resume with that one, or start a new run"
             )
     else:
-        check_room(plan, copy.parent.parent, processes_here(world_size))
+        check_free_memory(plan, copy.parent.parent, processes_here(world_size))
         copy.parent.mkdir(parents=True, exist_ok=True)
         plan.save(copy)
 

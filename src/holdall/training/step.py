@@ -13,13 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
 from holdall.distributed.processes import ElsewhereError
-from holdall.models.model import LookedUp
+from holdall.models.loss import logloss, squared_length
 from holdall.optim.optimizers import Optimizers
 from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
@@ -28,17 +27,6 @@ from holdall.training.strategies.base import Strategy
 
 UNREAD_LOSSES = 64
 """Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
-
-
-def logloss(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean of -log p(label) over a batch, computed from logits in float32."""
-    return F.binary_cross_entropy_with_logits(logits.float(), label)
-
-
-def squared_length(looked_up: LookedUp) -> Tensor:
-    """Sum of the squares of all vectors that a batch looked up, in float32."""
-    parts = (looked_up,) if isinstance(looked_up, Tensor) else looked_up
-    return torch.stack([part.float().square().sum() for part in parts if part.is_floating_point()]).sum()
 
 
 class Step:

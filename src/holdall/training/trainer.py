@@ -17,29 +17,24 @@ from torch import Tensor
 
 from holdall import checkpoint
 from holdall.checkpoint import HotPart
+from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, NonFiniteLossError
 from holdall.common.files import write_json
 from holdall.common.folder_lock import held
+from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
 from holdall.data.schema import Schema
 from holdall.distributed.processes import ALONE, Processes, RankLog, joined
-from holdall.evaluation.evaluate import (
-    BEST,
-    CHECKPOINTS,
-    Part,
-    evaluate_model,
-    pick_device,
-    rank_model,
-    refuse_other_data,
-)
+from holdall.evaluation.evaluate_model import Part, evaluate_model, rank_model
 from holdall.kernels.dispatch import kernel_path, takes_triton
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.training.config import TrainConfig
+from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compared, follow
 from holdall.training.hot_batches import Segment
 from holdall.training.interrupt import Interrupt, held_interrupts
@@ -47,7 +42,7 @@ from holdall.training.resume import refuse_other_settings
 from holdall.training.start import agree_on_run, make_run_folder
 from holdall.training.step import Step
 from holdall.training.strategies.registry import find_strategy
-from holdall.training.tracking import BAD_BATCH_FILE, Progress, RunLog, save_batch
+from holdall.training.tracking import BAD_BATCH_FILE, RunLog, save_batch
 
 STAGES_FILE = "stages.json"
 """What a plan predicted of a step and what was measured, in the run folder."""
@@ -164,7 +159,7 @@ class Trainer:
             self._saver,
             self.log or nullcontext(),
             closing(self.strategy),
-            Progress(total, done=done, quiet=self.quiet) as progress,
+            SampleProgress(total, done=done, quiet=self.quiet) as progress,
         ):
             while self.step < self.num_steps and not stopped_early:
                 for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
@@ -196,7 +191,7 @@ class Trainer:
             write_json(self.out / STAGES_FILE, {"format": "holdall-stages", "version": 1, **found})
         return found
 
-    def _run_segment(self, segment: Segment, progress: Progress) -> bool:
+    def _run_segment(self, segment: Segment, progress: SampleProgress) -> bool:
         """Train on the batches of a segment; whether to stop early."""
         segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
         with closing(self.strategy.on_device(segment, self.step)) as on_device:

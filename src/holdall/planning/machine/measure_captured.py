@@ -19,6 +19,7 @@ from holdall.data.columns import Array, Columns
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.kernels.dispatch import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
+from holdall.models.loss import logloss
 from holdall.models.model import Model
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.machine.clock import Clock, fit, fit_line
@@ -27,7 +28,6 @@ from holdall.runtime.batch_prefetch import copied_ahead
 from holdall.runtime.captured_step import CapturedStep
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.placement import place
-from holdall.training.step import logloss
 
 FEATURES, DENSE = 26, 13
 """Of a batch, as Criteo has them."""

@@ -23,6 +23,7 @@ from holdall.distributed.processes import ALONE, Processes
 from holdall.embedding.bags import module_name
 from holdall.models.model import LookedUp, Model
 from holdall.optim.optimizers import Optimizers, SquaredNorm, state_bytes_per_row
+from holdall.planning.machine.gather_path import kernel_is_faster
 from holdall.planning.plan import Plan
 from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
@@ -217,6 +218,7 @@ class Split(Strategy):
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
             fetch_by="copy" if config.consistency == "stale" else config.fetch_by,
+            kernel_is_faster=kernel_is_faster,
         )
         if self.plan is not None and self.plan.forecast is not None:
             for pack in self.tiers.packs:  # at once what steps will need

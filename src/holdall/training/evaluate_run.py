@@ -1,104 +1,35 @@
-"""How good a model is on a split: from a model in memory, or from a run folder."""
+"""Metrics of a trained run: its model loaded from the run folder and measured on a split."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from holdall import checkpoint
+from holdall.common.device import pick_device
 from holdall.common.errors import CheckpointError, ConfigError
-from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Loader
-from holdall.data.ranking import RankingCases, ranking_path
+from holdall.data.ranking import ranking_path
 from holdall.data.schema import Schema
+from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.evaluation.grouped import grouped_metrics
-from holdall.evaluation.metrics import BATCH_SIZE, BinaryMetrics
-from holdall.evaluation.ranking import K, ranking_metrics
-from holdall.models.model import Model, batch_device, evaluating
+from holdall.evaluation.ranking import K
+from holdall.models.model import Model
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import PLAN_FILE
-from holdall.training.tracking import Progress, read_run
+from holdall.training.tracking import read_run
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
 """Folders of a run: the checkpoints it goes on from, and the best model when it may stop early."""
-
-
-def pick_device(name: str) -> torch.device:
-    """The device `name` stands for; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise CheckpointError(
-            f"device '{name}' cannot be used here ({str(error).splitlines()[0]}): choose cpu or auto"
-        ) from None
-    return device
-
-
-@dataclass(frozen=True)
-class Part:
-    """Which part of a split this process measures, and how the sums of all are added up."""
-
-    rank: int = 0
-    world_size: int = 1
-    reduce: Callable[[Tensor], None] = lambda _: None
-    """Adds up a tensor over the processes, in place."""
-    bring: Callable[[Ids], None] | None = None
-    """Called before each lookup where rows come from other processes, which all call it equally often."""
-
-    def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
-        """This process's of all ranking cases; with `bring`, equally many batches on each, the last of no cases."""
-        if self.bring is None:
-            yield from itertools.islice(cases, self.rank, None, self.world_size)
-            return
-        cases = iter(cases)
-        while together := list(itertools.islice(cases, self.world_size)):
-            if self.rank < len(together):
-                yield together[self.rank]
-            else:
-                batch, counts = together[0]
-                yield batch.without_samples(), counts[:0]
-
-
-def evaluate_model(
-    model: nn.Module,
-    data: DataSet,
-    *,
-    batch_size: int = BATCH_SIZE,
-    allow_one_class: bool = False,
-    quiet: bool = True,
-    part: Part = Part(),  # noqa: B008
-) -> dict[str, float]:
-    """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
-    device = batch_device(model)
-    metrics = BinaryMetrics(device=device)
-    with evaluating(model), Progress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
-        shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
-        for batch in shares.epoch(0):
-            if part.bring is not None:
-                part.bring(batch.ids)
-            if not len(batch):  # fewer rows than processes
-                continue
-            batch = batch.to(device)
-            metrics.update(model(batch), batch.label)
-            progress.update(len(batch))
-    part.reduce(metrics.counts)
-    part.reduce(metrics.sums)
-    return metrics.compute(allow_one_class=allow_one_class)
 
 
 def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
@@ -174,12 +105,6 @@ def evaluate_ranking(
     """HR@K and NDCG@K of a trained run over the ranking cases of a split: `evaluate` without the metrics of rows."""
     model, rows, checkpoint_name = _load(run, split, data, device)
     return {"split": split, **rank_model(model, rows, k), "checkpoint": checkpoint_name}
-
-
-def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
-    """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
-    cases = RankingCases.load(data.folder, data.split).batches(data)
-    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)
 
 
 def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> tuple[nn.Module, DataSet, str]:

@@ -1,0 +1,71 @@
+"""Progress display of long work: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from time import monotonic
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+
+class SampleProgress:
+    """Samples done of `total`, samples/s, loss and time left, on stderr.
+
+    A bar on a terminal; elsewhere a plain line every `seconds`. The rate is that of the last few updates on the bar,
+    and that since the line before in the plain form. Use as a context manager.
+    """
+
+    def __init__(self, total: int, *, done: int = 0, label: str = "train", seconds: float = 10.0, quiet: bool = False):
+        self.total, self.done, self.label, self.seconds = total, done, label, seconds
+        self._loss = ""
+        self._line_done, self._line_time = done, monotonic()
+        self._plain = not quiet
+        self._bar: RichProgress | None = None
+        console = Console(stderr=True)
+        if console.is_terminal and not quiet:
+            self._plain = False
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                TextColumn("{task.fields[rate]}"),
+                TextColumn("{task.fields[loss]}"),
+                TimeRemainingColumn(),
+            )
+            self._bar = RichProgress(*columns, console=console, transient=True)
+            self._task = self._bar.add_task(label, total=total, completed=done, rate="", loss="")
+
+    def update(self, samples: int, loss: float | None = None) -> None:
+        """Count `samples` more as done; `loss`, where the caller has it at hand, is shown."""
+        self.done += samples
+        if loss is not None:
+            self._loss = f"loss {loss:.4f}"
+        if self._bar is not None:
+            speed = self._bar.tasks[self._task].speed
+            rate = f"{speed:,.0f} samples/s" if speed else ""
+            self._bar.update(self._task, completed=self.done, rate=rate, loss=self._loss)
+        elif self._plain and monotonic() - self._line_time >= self.seconds:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        now = monotonic()
+        rate = (self.done - self._line_done) / max(now - self._line_time, 1e-9)
+        left = f"{datetime.timedelta(seconds=round((self.total - self.done) / rate))} left" if rate > 0 else ""
+        parts = [f"{self.label} {self.done:,}/{self.total:,}", f"{rate:,.0f} samples/s", self._loss, left]
+        print("  ".join(part for part in parts if part), file=sys.stderr, flush=True)
+        self._line_done, self._line_time = self.done, now
+
+    def __enter__(self) -> SampleProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

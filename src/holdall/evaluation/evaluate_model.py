@@ -1,0 +1,76 @@
+"""Metrics of a model in memory on a split, measured by one process or by several."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from holdall.common.progress import SampleProgress
+from holdall.data.batch import Batch, Ids
+from holdall.data.dataset import DataSet
+from holdall.data.loader import Loader
+from holdall.data.ranking import RankingCases
+from holdall.evaluation.metrics import BATCH_SIZE, BinaryMetrics
+from holdall.evaluation.ranking import K, ranking_metrics
+from holdall.models.model import batch_device, evaluating
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a split this process measures, and how the sums of all are added up."""
+
+    rank: int = 0
+    world_size: int = 1
+    reduce: Callable[[Tensor], None] = lambda _: None
+    """Adds up a tensor over the processes, in place."""
+    bring: Callable[[Ids], None] | None = None
+    """Called before each lookup where rows come from other processes, which all call it equally often."""
+
+    def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
+        """This process's of all ranking cases; with `bring`, equally many batches on each, the last of no cases."""
+        if self.bring is None:
+            yield from itertools.islice(cases, self.rank, None, self.world_size)
+            return
+        cases = iter(cases)
+        while together := list(itertools.islice(cases, self.world_size)):
+            if self.rank < len(together):
+                yield together[self.rank]
+            else:
+                batch, counts = together[0]
+                yield batch.without_samples(), counts[:0]
+
+
+def evaluate_model(
+    model: nn.Module,
+    data: DataSet,
+    *,
+    batch_size: int = BATCH_SIZE,
+    allow_one_class: bool = False,
+    quiet: bool = True,
+    part: Part = Part(),  # noqa: B008
+) -> dict[str, float]:
+    """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
+    device = batch_device(model)
+    metrics = BinaryMetrics(device=device)
+    with evaluating(model), SampleProgress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
+        shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
+        for batch in shares.epoch(0):
+            if part.bring is not None:
+                part.bring(batch.ids)
+            if not len(batch):  # fewer rows than processes
+                continue
+            batch = batch.to(device)
+            metrics.update(model(batch), batch.label)
+            progress.update(len(batch))
+    part.reduce(metrics.counts)
+    part.reduce(metrics.sums)
+    return metrics.compute(allow_one_class=allow_one_class)
+
+
+def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
+    """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
+    cases = RankingCases.load(data.folder, data.split).batches(data)
+    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)
