@@ -37,7 +37,7 @@ from holdall.data.zipf import Zipf
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import in_group
 from holdall.distributed.shards import Shards
-from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
@@ -151,7 +151,7 @@ def _train(
     shared: Any
     if way == "table-wise":
         sizes = {name: count * dim * 4 for name, count in cardinalities.items()}
-        owners = deal_tables(sizes, dict.fromkeys(names, 1.0), collectives.world_size)
+        owners = assign_tables(sizes, dict.fromkeys(names, 1.0), collectives.world_size)
         shared = bags = TableWiseBags(bags, owners, collectives)
     else:
         chosen = dict.fromkeys(names, 0) if way == "row-wise" else dict(zip(names, hot, strict=True))

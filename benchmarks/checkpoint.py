@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.card import alternate, print_table, summary, write_card
 from holdall import checkpoint
 from holdall.common.files import fsync_file
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 
 SHARD_BYTES = 256 << 20
 """Several shards at 1 GiB, so that hashing one overlaps writing the next."""
@@ -162,7 +162,7 @@ def _save_and_step(rank: int, num_processes: int, port: int, scratch: str, gib: 
     tensors = make_state(gib)
     weight = torch.randn(512, 512)
     found: dict[str, list[float]] = {name: [] for name in ("foreground", "blocked", "complete", "step", "step_beside")}
-    with joined(torch.device("cpu")) as processes, checkpoint.BackgroundSaver(processes) as saver:
+    with process_group(torch.device("cpu")) as processes, checkpoint.BackgroundSaver(processes) as saver:
         folder = Path(scratch) / "checkpoints"
 
         def save(save_it: Callable[..., Path]) -> float:

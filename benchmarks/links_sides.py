@@ -20,7 +20,7 @@ from holdall.distributed.collectives import Collectives
 from holdall.distributed.gradient_buckets import GradientBuckets
 from holdall.distributed.processes import Processes
 from holdall.distributed.shards import Shards
-from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
 from holdall.models import DLRM, DLRMConfig
@@ -83,7 +83,7 @@ class Ours:
         sizes = {name: model.bags.table(name).num_rows for name in model.bags.features}
         shared: Any
         if way == "table-wise":
-            owners = deal_tables(sizes, dict.fromkeys(sizes, 1.0), processes.world_size)
+            owners = assign_tables(sizes, dict.fromkeys(sizes, 1.0), processes.world_size)
             shared = model.bags = TableWiseBags(model.bags, owners, self.collectives)
         elif way == "every lookup":
             shared = model.bags = EveryLookup(model.bags, self.collectives)

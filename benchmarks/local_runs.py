@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from holdall.data.dataset import DataSet
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.training.config import TrainConfig
 from holdall.training.start import make_run_folder
@@ -121,7 +121,7 @@ def _process(rank: int, num_processes: int, jobs: list[Job], data: Path, folder:
 def _run(job: Job, data: Path, out: Path) -> dict[str, Any]:
     """Train; what this process measured."""
     with (
-        joined(CPU, TIMEOUT) as processes,
+        process_group(CPU, TIMEOUT) as processes,
         make_run_folder(out, processes, resume=False, overwrite=False) as notes,
     ):
         trainer = Watched(data, out, job.config(), quiet=True, processes=processes, notes=notes)

@@ -51,7 +51,7 @@ from holdall.runtime.device_times import DeviceTimes
 from holdall.tables import Dense
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import follow
-from holdall.training.step import Step
+from holdall.training.step import TrainStep
 from holdall.training.strategies.registry import ALONE as STRATEGIES
 
 DIM = 16
@@ -64,7 +64,7 @@ ROUNDS = 10
 LEAD_STEPS = 6
 """Steps of a GPU before those of a turn: they take what was made ready while nobody asked."""
 MUCH = dict.fromkeys(("device", "host", "disk"), 1 << 62)
-STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "send_back")
+STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back")
 
 
 class Side:
@@ -155,7 +155,7 @@ class SideOnGpu(Side):
     """The same on a GPU: steps are CUDA graphs where they can be, and many are timed as one."""
 
     def _make_step(self) -> Callable[[int, Batch, Batch], None]:
-        self.inner = Step(self.config, self.strategy, self.optimizers, _refuse)
+        self.inner = TrainStep(self.config, self.strategy, self.optimizers, _refuse)
 
         def step(number: int, batch: Batch, moved: Batch) -> None:
             self.inner.run(number, f"step {number}", batch, moved, len(batch), stop=False)

@@ -41,7 +41,7 @@ from holdall.data.synthetic import preset
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import in_group
 from holdall.distributed.row_exchange import exchange_row_gradients
-from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
@@ -180,7 +180,7 @@ def expected(
 
 
 def _deal(rows: dict[str, int], dim: int, world_size: int) -> dict[str, int]:
-    return deal_tables({name: count * dim * 4 for name, count in rows.items()}, dict.fromkeys(rows, 1.0), world_size)
+    return assign_tables({name: count * dim * 4 for name, count in rows.items()}, dict.fromkeys(rows, 1.0), world_size)
 
 
 # --- in the processes ------------------------------------------------------------------------------------------------

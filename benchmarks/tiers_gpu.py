@@ -47,7 +47,7 @@ SHOWN = (
     *("run", "samples_per_second", "p20", "p80", "step_ms", "over_all_on_device", "over_none_ahead", "device_gb"),
     *("start_seconds", "captured", "hot_share_of_lookups", "moved_bytes_per_sample", "loss"),
 )
-PACK_PARTS = ("needed", "forward", "bring", "take_forwarded", "enter", "take_home", "num_missing")
+PACK_PARTS = ("needed", "forward", "bring", "take_forwarded", "enter", "write_back", "num_missing")
 SKIPPED = 16
 """Steps at the start of a run that the device's stage times leave out."""
 
@@ -119,7 +119,9 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
     if shape:
         from holdall.kernels import host_rows_triton
 
-        host_rows_triton.ALONE = host_rows_triton.BESIDE = host_rows_triton.Shape(*map(int, shape.split("x")))
+        host_rows_triton.WHOLE_DEVICE = host_rows_triton.BESIDE_STEPS = host_rows_triton.Shape(
+            *map(int, shape.split("x"))
+        )
     tiered: dict[str, Any] = {}
     if name != "plain":
         tiered = {

@@ -426,9 +426,9 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _fail_as_rank(error: HoldallError) -> None:
     """Under torchrun: say which rank failed, unless another one says it."""
-    from holdall.distributed.processes import ElsewhereError
+    from holdall.distributed.processes import PeerError
 
-    if isinstance(error, ElsewhereError):
+    if isinstance(error, PeerError):
         raise SystemExit(2)
     rank = f"rank {os.environ.get('RANK', '0')}"
     _fail(str(error) if str(error).startswith((f"{rank}, ", f"{rank}: ")) else f"{rank}: {error}", 2)

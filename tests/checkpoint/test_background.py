@@ -16,7 +16,7 @@ from holdall import checkpoint
 from holdall.checkpoint import BackgroundSaver, HotPart
 from holdall.common.errors import CheckpointError
 from holdall.tables.initial_rows import initial_rows
-from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+from holdall.tiers.host_rows import HostRows, InitialValues, LazyRows
 from holdall.tiers.lazy_tensor import LazyTensor
 
 
@@ -24,13 +24,13 @@ from holdall.tiers.lazy_tensor import LazyTensor
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """No shard is written before it is set."""
     opened = threading.Event()
-    write = checkpoint.writing.save_file
+    write = checkpoint.saving.save_file
 
     def wait_and_write(*arguments: Any) -> None:
         assert opened.wait(20)
         write(*arguments)
 
-    monkeypatch.setattr(checkpoint.writing, "save_file", wait_and_write)
+    monkeypatch.setattr(checkpoint.saving, "save_file", wait_and_write)
     yield opened
     opened.set()
 
@@ -42,7 +42,7 @@ def fail(*_: object) -> None:
 def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: threading.Event) -> None:
     buffer = torch.arange(24.0).view(6, 4)
     flags = torch.tensor([True, False, True])
-    lazy = LazyTensor(FarRows(torch.ones(3, 2)), flags, 0, 3, {"std": 0.0, "seed": 0})
+    lazy = LazyTensor(HostRows(torch.ones(3, 2)), flags, 0, 3, {"std": 0.0, "seed": 0})
     state: dict[str, Any] = {"history": [1]}
     tensors = {"whole": buffer, "view": buffer[2:4], "turned": buffer.t(), "scalar": buffer[5, 3], "lazy": lazy}
     with BackgroundSaver() as saver:
@@ -68,8 +68,8 @@ def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: thread
 
 def test_rows_are_made_whole_from_the_copy(tmp_path: Path, gate: threading.Event) -> None:
     """Of rows that begin with random values, what is copied is what changed; the rest is worked out when written."""
-    beginnings = Beginnings(torch.tensor([0]), torch.tensor([5]), torch.tensor([0.1]))
-    far = LazyRows(FarRows(torch.zeros(6, 4)), beginnings)
+    beginnings = InitialValues(torch.tensor([0]), torch.tensor([5]), torch.tensor([0.1]))
+    far = LazyRows(HostRows(torch.zeros(6, 4)), beginnings)
     lazy = LazyTensor(far, far.touched, 0, 6, {"std": 0.1, "seed": 5})
     planted = torch.arange(8.0).view(2, 4)
     lazy.write(torch.tensor([1, 4]), planted)
@@ -109,7 +109,7 @@ def test_an_error_is_raised_by_the_next_call_and_once(
     checkpoint.save(tmp_path, 1, {}, {})
     saver = BackgroundSaver()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint.writing, "save_file", fail)
+        patch.setattr(checkpoint.saving, "save_file", fail)
         saver.save(tmp_path, 2, {"x": torch.zeros(1)}, {})
         with pytest.raises(CheckpointError, match=r"the disk is full while writing .*step-00000002"):
             saver.save(tmp_path, 3, {"x": torch.zeros(1)}, {}) if call == "save" else getattr(saver, call)()
@@ -134,7 +134,7 @@ def test_copies_every_type_bit_exactly_and_keeps_its_memory(tmp_path: Path, dtyp
 
 
 def test_an_error_of_the_block_is_the_one_that_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint.writing, "save_file", fail)
+    monkeypatch.setattr(checkpoint.saving, "save_file", fail)
 
     def train() -> None:
         with BackgroundSaver() as saver:

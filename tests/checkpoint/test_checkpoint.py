@@ -137,7 +137,7 @@ class TestRoundTrip:
             written.extend(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
             save_file(tensors, file)
 
-        monkeypatch.setattr(checkpoint.writing, "save_file", spy)
+        monkeypatch.setattr(checkpoint.saving, "save_file", spy)
         checkpoint.save(tmp_path, 1, {"table": table, "half": table[50:]}, {}, shard_bytes=400)
         assert set(written) == {table.untyped_storage().data_ptr()}
 
@@ -382,7 +382,7 @@ class TestDiskFull:
         def full(*arguments: object) -> None:
             raise error
 
-        monkeypatch.setattr(checkpoint.writing, function, full)
+        monkeypatch.setattr(checkpoint.saving, function, full)
         with pytest.raises(CheckpointError, match=r"the disk is full while writing .*step-00000002: free some space"):
             checkpoint.save(tmp_path, 2, some_tensors(), STATE, keep=1)
         assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000001"]
@@ -458,7 +458,7 @@ def half(tensors, file):
 
 folder = Path(sys.argv[1])
 checkpoint.save(folder, 1, {"x": torch.zeros(5)}, {})
-checkpoint.writing.save_file = half
+checkpoint.saving.save_file = half
 checkpoint.save(folder, 2, {"x": torch.ones(5)}, {}, keep=1)
 """
         killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=120)

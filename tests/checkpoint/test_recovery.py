@@ -14,7 +14,7 @@ import torch
 from holdall import checkpoint
 from holdall.checkpoint import HotPart
 from holdall.common.errors import CheckpointError, ConfigError
-from holdall.tiers.host_rows import FarRows
+from holdall.tiers.host_rows import HostRows
 from holdall.tiers.lazy_tensor import LazyTensor
 
 LAST = "shard-00001.safetensors"
@@ -119,7 +119,7 @@ class TestHotRows:
             rows[touched] = model(step)["table"][touched]
             flags = torch.zeros(12, dtype=torch.bool)
             flags[touched] = True
-            return LazyTensor(FarRows(rows), flags, 0, 12, {"std": 0.0, "seed": 0})
+            return LazyTensor(HostRows(rows), flags, 0, 12, {"std": 0.0, "seed": 0})
 
         base = checkpoint.save(tmp_path, 10, {"table": lazy(10, [0, 1, 5])}, {})
         part = {"table": HotPart(lazy(15, [0, 1, 2, 5, 6]), torch.arange(3))}

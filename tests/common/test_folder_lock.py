@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdall.common.errors import HoldallError
-from holdall.common.folder_lock import held, refuse_held
+from holdall.common.folder_lock import locked, refuse_locked
 from holdall.training.config import TrainConfig
 from holdall.training.trainer import train
 
@@ -19,22 +19,22 @@ SMALL = TrainConfig(dim=4, bottom=(8,), top=(8,), batch_size=256, steps=2)
 HOLDER = """
 import sys, time
 from pathlib import Path
-from holdall.common.folder_lock import held
-with held(Path(sys.argv[1])):
+from holdall.common.folder_lock import locked
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
-    with held(tmp_path):
-        with pytest.raises(HoldallError, match="another process is training in"), held(tmp_path):
+    with locked(tmp_path):
+        with pytest.raises(HoldallError, match="another process is training in"), locked(tmp_path):
             pass
         with pytest.raises(HoldallError, match="wait for it or end it"):
-            refuse_held(tmp_path, patience=0.2)
-    refuse_held(tmp_path)
+            refuse_locked(tmp_path, patience=0.2)
+    refuse_locked(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    refuse_held(tmp_path / "not there")
+    refuse_locked(tmp_path / "not there")
 
 
 def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
@@ -42,20 +42,20 @@ def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(HoldallError):
-        refuse_held(tmp_path, patience=0.0)
+        refuse_locked(tmp_path, patience=0.0)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    refuse_held(tmp_path)
+    refuse_locked(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}, {}], ids=["resume", "overwrite", "new"])
 def test_nobody_else_trains_in_the_folder_of_a_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr("holdall.training.start.refuse_held", lambda folder: refuse_held(folder, patience=0.0))
+    monkeypatch.setattr("holdall.training.start.refuse_locked", lambda folder: refuse_locked(folder, patience=0.0))
     train(data, tmp_path / "run", SMALL, quiet=True)
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
-    with held(tmp_path / "run"), pytest.raises(HoldallError, match="another process is training in"):
+    with locked(tmp_path / "run"), pytest.raises(HoldallError, match="another process is training in"):
         train(data, tmp_path / "run", SMALL, quiet=True, **options)
     assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == before
     train(data, tmp_path / "run", SMALL, quiet=True, resume=True)
@@ -66,11 +66,11 @@ def test_a_run_holds_its_folder(data: Path, tmp_path: Path, monkeypatch: pytest.
 
     def look(*_: object, **__: object) -> Path:
         with pytest.raises(HoldallError):
-            refuse_held(tmp_path / "run", patience=0.0)
+            refuse_locked(tmp_path / "run", patience=0.0)
         seen.append(True)
         return tmp_path
 
     monkeypatch.setattr("holdall.training.trainer.Trainer.save", look)
     train(data, tmp_path / "run", SMALL, quiet=True)
     assert seen
-    refuse_held(tmp_path / "run")
+    refuse_locked(tmp_path / "run")

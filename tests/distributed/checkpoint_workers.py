@@ -21,7 +21,7 @@ from torch import Tensor
 from holdall import checkpoint
 from holdall.checkpoint import HotPart
 from holdall.common.errors import HoldallError
-from holdall.distributed.processes import Processes, joined
+from holdall.distributed.processes import Processes, process_group
 
 CPU = torch.device("cpu")
 NUM_ROWS, HOT = 40, 6
@@ -115,7 +115,7 @@ def state_of(processes: Processes, version: float) -> dict[str, Any]:
 
 
 def save_planted(folder: str, version: float = 1.0, step: int = 1) -> str:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         tensors = state_of(processes, version)
         return str(
             checkpoint.save(Path(folder), step, tensors, {"v": version}, shard_bytes=500_000, processes=processes)
@@ -124,7 +124,7 @@ def save_planted(folder: str, version: float = 1.0, step: int = 1) -> str:
 
 def load_planted(folders: list[str], version: float = 1.0) -> list[list[str]]:
     """Names of the tensors that are not as planted, for each folder; nothing else may be touched."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         return [_wrong(folder, version, processes) for folder in folders]
 
 
@@ -156,7 +156,7 @@ def _same(target: Any, expected: Tensor) -> bool:
 @contextmanager
 def patched(name: str, function: Callable[..., Any]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.writing, name, function)
+        patch.setattr(checkpoint.saving, name, function)
         yield
 
 
@@ -166,8 +166,8 @@ def save_with_a_failure(folder: str, failing: int, function: str) -> tuple[str, 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with joined(CPU, timeout=20) as processes:
-        tensors, original = state_of(processes, 2.0), getattr(checkpoint.writing, function)
+    with process_group(CPU, timeout=20) as processes:
+        tensors, original = state_of(processes, 2.0), getattr(checkpoint.saving, function)
         with (
             patched(function, full if processes.rank == failing else original),
             pytest.raises(HoldallError) as caught,
@@ -187,15 +187,15 @@ def save_and_die(folder: str, dying: int, function: str) -> None:
         time.sleep(0.2)  # so that the others are where they would be
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with joined(CPU, timeout=20) as processes:
-        original = getattr(checkpoint.writing, function)
+    with process_group(CPU, timeout=20) as processes:
+        original = getattr(checkpoint.saving, function)
         with patched(function, die if processes.rank == dying else original):
             checkpoint.save(Path(folder), 2, state_of(processes, 2.0), {}, processes=processes)
 
 
 def save_to_other_places(folders: list[str], make_partial: bool) -> tuple[str, str]:
-    with joined(CPU, timeout=20) as processes, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.writing, "SHARED_SECONDS", 0.1)
+    with process_group(CPU, timeout=20) as processes, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.saving, "SHARED_SECONDS", 0.1)
         folder = Path(folders[processes.rank])
         if make_partial and processes.rank:
             (folder / "step-00000001.partial").mkdir(parents=True)
@@ -205,7 +205,7 @@ def save_to_other_places(folders: list[str], make_partial: bool) -> tuple[str, s
 
 
 def save_what_differs(folder: str) -> tuple[str, str]:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         with pytest.raises(HoldallError) as caught:
             checkpoint.save(Path(folder), 1, {"x": torch.zeros(2 + processes.rank)}, {}, processes=processes)
         return type(caught.value).__name__, str(caught.value)
@@ -213,7 +213,7 @@ def save_what_differs(folder: str) -> tuple[str, str]:
 
 def load_what_does_not_fit(folder: str) -> tuple[str, str, float]:
     """A table that no process has, and one that only rank 1 has in another shape; what became of a target."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         into = {**ordinary(1.0), "tables.A": torch.zeros(10, 2), "spread": Spread(processes)}
         if processes.rank == 1:
             into["tables.B"] = torch.zeros(11, 2)
@@ -233,8 +233,8 @@ def find_sound(folder: str) -> list[Any]:
         hashed.append(f"{path.parent.name}/{path.name}")
         return sha256(path)
 
-    with joined(CPU, timeout=20) as processes, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint.reading, "sha256", count)
+    with process_group(CPU, timeout=20) as processes, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint.loading, "sha256", count)
         with warnings.catch_warnings(record=True) as told:
             found = checkpoint.latest_sound(Path(folder), processes)
         assert found is not None
@@ -246,7 +246,7 @@ def find_sound(folder: str) -> list[Any]:
 
 def save_in_the_background(folder: str) -> list[Any]:
     """Tensors change, and other collectives run, while a thread writes; then a save fails on rank 1 only."""
-    written = checkpoint.writing.save_file
+    written = checkpoint.saving.save_file
     go_on = threading.Event()
 
     def slow(*arguments: Any) -> None:
@@ -256,7 +256,7 @@ def save_in_the_background(folder: str) -> list[Any]:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with joined(CPU, timeout=20) as processes, checkpoint.BackgroundSaver(processes) as saver:
+    with process_group(CPU, timeout=20) as processes, checkpoint.BackgroundSaver(processes) as saver:
         tensors = state_of(processes, 1.0)
         with patched("save_file", slow):
             saver.save(Path(folder), 1, tensors, {"v": 1.0})
@@ -288,7 +288,7 @@ def save_in_the_background(folder: str) -> list[Any]:
 
 def save_hot_rows(folder: str) -> str:
     """Step 1 in full, then the hot rows and the dense part of step 5."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         checkpoint.save(Path(folder), 1, state_of(processes, 1.0), {"v": 1.0}, processes=processes)
         hot = torch.tensor([0, 2, 3, 5]) if processes.rank == 0 else torch.empty(0, dtype=torch.int64)
         tensors: dict[str, Any] = {
@@ -302,7 +302,7 @@ def save_hot_rows(folder: str) -> str:
 
 
 def load_hot_rows(folder: str) -> list[str]:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         path = checkpoint.latest_sound(Path(folder), processes)
         assert path is not None
         into: dict[str, Any] = {**ordinary(3.0), **own_tables(processes, None)}

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.gradient_buckets import GradientBuckets
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 from holdall.distributed.row_exchange import exchange_row_gradients
 from holdall.models.model import Model
 from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
@@ -103,12 +103,12 @@ def together(
 
 
 def all_cases() -> dict[str, dict[str, Tensor]]:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         rows, dense = Collectives(processes), Collectives(processes, own_group=True)
         return {"/".join(map(str, case)): together(rows, dense, *case) for case in cases()}
 
 
 def clipped() -> dict[str, Tensor]:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         rows, dense = Collectives(processes), Collectives(processes, own_group=True)
         return together(rows, dense, "adagrad", True, "dense", 0.05)

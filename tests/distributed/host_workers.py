@@ -10,13 +10,13 @@ import torch
 
 from holdall.common.errors import ProcessError
 from holdall.distributed.addresses import choose_interface, interface_addresses
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 from holdall.distributed.shared_folder import check_shared
 
 
 def folders(given: list[str]) -> str:
     """Each rank checks its own folder; what it is told."""
-    with joined(torch.device("cpu"), timeout=20) as processes:
+    with process_group(torch.device("cpu"), timeout=20) as processes:
         try:
             check_shared(Path(given[processes.rank]), processes, patience=0.5)
         except ProcessError as error:

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.links import MODELS, WAYS, make_batch
 from benchmarks.links_sides import Ours, build_model
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 
 ROWS = [50, 3, 400]
 SIZE = 64
@@ -16,7 +16,7 @@ def losses(model: str) -> dict[str, list[float]]:
     """Of this rank's shares, for every way of ours, over a few steps."""
     interaction, hidden = MODELS[model]
     found: dict[str, list[float]] = {}
-    with joined(torch.device("cpu"), timeout=30) as processes:
+    with process_group(torch.device("cpu"), timeout=30) as processes:
         batches = [make_batch(ROWS, SIZE, processes.rank, place) for place in range(3)]
         hot = {"C1": 5, "C2": 3, "C3": 20}
         for way, name in WAYS.items():

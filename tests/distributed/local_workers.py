@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdall.data.batch import Batch
-from holdall.distributed.processes import Processes, joined
+from holdall.distributed.processes import Processes, process_group
 from holdall.models.model import Model
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.training.config import TrainConfig
@@ -78,7 +78,7 @@ def steps(strategy: Any, optimizers: Optimizers, batches: list[Batch]) -> None:
 
 def merged_every_step() -> dict[str, Any]:
     """State after local with a merge in every step, and after data-parallel, on rows that no two ranks share."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         batches = [apart(batch, processes.world_size) for batch in global_batches(False)]
         found = {}
         for name, kind in {"local": BareLocal, "data-parallel": BareDataParallel}.items():
@@ -90,7 +90,7 @@ def merged_every_step() -> dict[str, Any]:
 
 def never_merged() -> dict[str, Any]:
     """Tables of each rank, what an evaluation sees, and what a merge makes of them."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         strategy, optimizers = start(BareLocal, processes, "adagrad")
         steps(strategy, optimizers, global_batches(False))
         own = small.state(strategy.model, optimizers)
@@ -106,7 +106,7 @@ def never_merged() -> dict[str, Any]:
 
 def planted() -> dict[str, Tensor]:
     """Rows 0 to 3 of the storage: touched by both ranks, by rank 1, by rank 0, by nobody."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         strategy, _ = start(BareLocal, processes, "adagrad")
         group, touches = strategy.row_groups[0], strategy.touches[0]
         me = processes.rank

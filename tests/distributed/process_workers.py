@@ -18,9 +18,9 @@ from torch import Tensor
 
 from holdall.common.errors import HoldallError, NonFiniteLossError, ProcessError
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.processes import ElsewhereError, joined
+from holdall.distributed.processes import PeerError, process_group
 from holdall.training.config import TrainConfig
-from holdall.training.step import Step
+from holdall.training.step import TrainStep
 from holdall.training.strategies.sharded import TwoFoldTables
 from holdall.training.trainer import Trainer, train
 
@@ -33,7 +33,7 @@ def rank() -> int:
 
 def every_collective() -> dict[str, Any]:
     """Each of them with sizes that depend on the rank; results and the bytes counted."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         c = Collectives(processes)
         me, num = processes.rank, processes.world_size
         rows = torch.full((me * 2, 3), float(me))
@@ -59,20 +59,20 @@ def rank_zero_fails() -> str:
     def fail() -> None:
         raise HoldallError("no room")
 
-    with joined(CPU, timeout=20) as processes, pytest.raises(HoldallError) as caught:
+    with process_group(CPU, timeout=20) as processes, pytest.raises(HoldallError) as caught:
         processes.first(fail)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
 def disagree() -> str:
-    with joined(CPU, timeout=20) as processes, pytest.raises(ProcessError) as caught:
+    with process_group(CPU, timeout=20) as processes, pytest.raises(ProcessError) as caught:
         processes.agree({"the seed": 5, "--lr": 0.1 if processes.rank < 2 else 0.2})
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
 def one_hangs() -> str:
     """Rank 1 stays away for longer than the others wait."""
-    with joined(CPU, timeout=1.0) as processes:
+    with process_group(CPU, timeout=1.0) as processes:
         c = Collectives(processes)
         c.step = 12
         c.all_reduce(torch.ones(2))
@@ -85,7 +85,7 @@ def one_hangs() -> str:
 
 
 def one_dies() -> str:
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         c = Collectives(processes)
         c.step = 3
         c.all_reduce(torch.ones(2))
@@ -145,9 +145,9 @@ def stopped_by_a_signal(data: str, out: str, settings: dict[str, Any]) -> str:
 def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bool]:
     """The loss of rank 1 is not a number in step 3; whether its table is as it was before the step."""
     kept: dict[str, Tensor] = {}
-    loss, step, models = Step.loss, iter(range(1000)), []
+    loss, step, models = TrainStep.loss, iter(range(1000)), []
 
-    def bad(self: Step, batch: Any, moved: Any) -> Tensor:
+    def bad(self: TrainStep, batch: Any, moved: Any) -> Tensor:
         now = next(step)
         if now == 3:
             kept.update({name: tensor.clone() for name, tensor in self.strategy.model.state_dict().items()})
@@ -156,10 +156,10 @@ def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bo
         return value * float("nan") if now == 3 and rank() == 1 else value
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Step, "loss", bad)
+        patch.setattr(TrainStep, "loss", bad)
         with pytest.raises(HoldallError) as caught:
             train_run(data, out, settings)
-    expected = NonFiniteLossError if rank() == 1 else ElsewhereError
+    expected = NonFiniteLossError if rank() == 1 else PeerError
     assert isinstance(caught.value, expected), caught.value
     state = models[0].state_dict()
     return str(caught.value), all(torch.equal(state[name], tensor) for name, tensor in kept.items())
@@ -186,7 +186,7 @@ def train_until(data: str, out: str, settings: dict[str, Any], step: int) -> str
 
 def restored(data: str, out: str, settings: dict[str, Any]) -> tuple[int, dict[str, Tensor], dict[str, int]]:
     """Where a two-fold run goes on, with which rows, and how many of each table are hot."""
-    with joined(CPU, timeout=20) as processes:
+    with process_group(CPU, timeout=20) as processes:
         trainer = Trainer(Path(data), Path(out), TrainConfig(**settings), resume=True, quiet=True, processes=processes)
         assert isinstance(trainer.strategy, TwoFoldTables)
         whole = trainer.strategy.shared.full_state()

@@ -106,7 +106,7 @@ class TestDealing:
     def test_a_tensor_that_is_not_the_same_thing_everywhere_is_refused(self, tmp_path: Path) -> None:
         first, second = run(f"{HERE}:save_what_differs", 2, str(tmp_path))
         assert first[0] == "CheckpointError"
-        assert second[0] == "ElsewhereError"
+        assert second[0] == "PeerError"
         assert "'x' is float32 [2] saved whole on rank 0 and float32 [3] saved whole on rank 1" in first[1]
         assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +117,7 @@ class TestFailures:
         checkpoint.save(tmp_path, 1, {"x": torch.ones(2)}, {})
         found = run(f"{HERE}:save_with_a_failure", 2, str(tmp_path), failing, function)
         for rank, (kind, words, left) in enumerate(found):
-            assert kind == ("CheckpointError" if rank == failing else "ElsewhereError")
+            assert kind == ("CheckpointError" if rank == failing else "PeerError")
             assert f"the disk is full while writing {tmp_path}/step-00000002" in words
             assert words.startswith("the disk" if rank == failing else f"rank {failing}: the disk")
             assert left == ["step-00000001"]
@@ -139,7 +139,7 @@ class TestFailures:
         found = run(f"{HERE}:save_to_other_places", 2, folders, make_partial)
         failing = 0 if make_partial else 1
         assert found[failing][0] == "CheckpointError"
-        assert found[1 - failing][0] == "ElsewhereError"
+        assert found[1 - failing][0] == "PeerError"
         assert all("all processes must see the same folder" in words for _, words in found)
         assert list((tmp_path / "a").iterdir()) == []
 
@@ -175,7 +175,7 @@ def test_in_the_background_while_other_collectives_run(tmp_path: Path) -> None:
         assert absent
         assert totals == [1.0 + 2 * number for number in range(50)]
         assert done == str(tmp_path / "step-00000001")
-        assert kind == ("CheckpointError" if rank == 1 else "ElsewhereError")
+        assert kind == ("CheckpointError" if rank == 1 else "PeerError")
         assert "the disk is full" in words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000004"]
     tensors, _ = checkpoint.load(tmp_path / "step-00000001")

@@ -10,7 +10,7 @@ import torch
 
 from holdall.common.errors import ConfigError, ProcessError
 from holdall.distributed import processes
-from holdall.distributed.processes import joined
+from holdall.distributed.processes import process_group
 from tests.distributed.harness import WorkerFailed, free_port, run
 
 HERE = "tests.distributed.process_workers"
@@ -39,14 +39,14 @@ def test_collectives_take_uneven_sizes_and_count_their_bytes() -> None:
 
 
 def test_what_rank_zero_fails_of_ends_the_others() -> None:
-    assert run(f"{HERE}:rank_zero_fails", 2) == ["HoldallError: no room", "ElsewhereError: rank 0: no room"]
+    assert run(f"{HERE}:rank_zero_fails", 2) == ["HoldallError: no room", "PeerError: rank 0: no room"]
 
 
 def test_ranks_that_do_not_agree_are_named() -> None:
     first, *others = run(f"{HERE}:disagree", 3)
     assert "--lr is 0.2 on rank 2 and 0.1 on rank 0" in first
     assert first.startswith("ProcessError")
-    assert all(text.startswith("ElsewhereError") for text in others)
+    assert all(text.startswith("PeerError") for text in others)
 
 
 def test_a_hang_ends_with_rank_and_step() -> None:
@@ -83,7 +83,7 @@ def test_addresses_and_ports_that_do_not_work(
     monkeypatch.setattr(processes, "START_SECONDS", 1.0)
     for name, value in {**good, **changes}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises((ProcessError, ConfigError), match=message), joined(CPU, timeout=1.0):
+    with pytest.raises((ProcessError, ConfigError), match=message), process_group(CPU, timeout=1.0):
         raise AssertionError("joined")
 
 
@@ -94,13 +94,13 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         good = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": other.getsockname()[1]}
         for name, value in good.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(ProcessError, match="the port is taken on this host"), joined(CPU, timeout=1.0):
+        with pytest.raises(ProcessError, match="the port is taken on this host"), process_group(CPU, timeout=1.0):
             raise AssertionError("joined")
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with joined(CPU) as alone:
+    with process_group(CPU) as alone:
         assert (alone.rank, alone.world_size, alone.control) == (0, 1, None)
         assert alone.gather("x") == ["x"]
         assert not torch.distributed.is_initialized()

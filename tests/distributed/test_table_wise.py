@@ -14,7 +14,7 @@ from holdall.common.errors import ConfigError, IdError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import in_group
-from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tables import QuotientRemainder
@@ -50,7 +50,7 @@ def spread(case: Case, collectives: Collectives) -> TableWiseBags:
     bags = shares.build(case.mode, "meta" if case.lazy else "cpu")
     sizes = {name: rows * shares.DIM * 8 for name, rows in ROWS.items()}
     loads = {name: list(shares.FEATURES.values()).count(name) for name in ROWS}
-    return TableWiseBags(bags, deal_tables(sizes, loads, collectives.world_size), collectives)
+    return TableWiseBags(bags, assign_tables(sizes, loads, collectives.world_size), collectives)
 
 
 def batch(case: Case, world_size: int, step: int) -> list[Ids]:
@@ -144,15 +144,15 @@ def test_compressed_tables_and_evaluation() -> None:
 def test_deals_tables_evenly() -> None:
     sizes = {"a": 100, "b": 60, "c": 40, "d": 30, "e": 30}
     level = dict.fromkeys(sizes, 0.0)
-    owners = deal_tables(sizes, level, 2)
+    owners = assign_tables(sizes, level, 2)
     held = [sum(size for name, size in sizes.items() if owners[name] == rank) for rank in range(2)]
     assert held == [130, 130]
     # equal bytes, and all the load on two tables: they must not be together
-    owners = deal_tables(dict.fromkeys("wxyz", 10), {"w": 5.0, "x": 5.0, "y": 0.1, "z": 0.1}, 2)
+    owners = assign_tables(dict.fromkeys("wxyz", 10), {"w": 5.0, "x": 5.0, "y": 0.1, "z": 0.1}, 2)
     assert owners["w"] != owners["x"]
     assert sorted(owners.values()) == [0, 0, 1, 1]
     assert list(owners) == list("wxyz")
-    assert deal_tables({"only": 3}, {"only": 1.0}, 3) == {"only": 0}
+    assert assign_tables({"only": 3}, {"only": 1.0}, 3) == {"only": 0}
 
 
 def test_refuses_what_cannot_work() -> None:

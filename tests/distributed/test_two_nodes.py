@@ -191,7 +191,7 @@ def test_a_run_folder_that_ranks_do_not_share_is_refused(tmp_path: Path) -> None
     own = [str(tmp_path / "here"), str(tmp_path / "there")]
     first, second = run(worker, 2, own)
     assert first.startswith("ProcessError: rank 1 does not see the run folder of rank 0")
-    assert second.startswith("ElsewhereError: rank 1")
+    assert second.startswith("PeerError: rank 1")
     assert str(tmp_path / "there") in first
     assert "on a file system that all hosts share" in first
     assert not (tmp_path / "here").exists(), "the next try must find it free"

@@ -9,8 +9,8 @@ from torch import nn
 from holdall import suggest
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
-from holdall.embedding import compress
 from holdall.embedding.bags import EmbeddingBags
+from holdall.embedding.compress import compress
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.tables import Dense, Frobenius, Hashed, Table, TensorTrain
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from holdall.distributed.rendezvous import PLACE, meet
+from holdall.distributed.rendezvous import PLACE, rendezvous
 from holdall.training.config import TrainConfig
 from tests.distributed.harness import run
 
@@ -23,7 +23,7 @@ def meet_all(store: dist.Store, order: list[int], pause: float = 0.1) -> dict[in
     threads = []
     for rank in order:
         clone = store.clone()
-        threads.append(threading.Thread(target=lambda r=rank, s=clone: found.update({r: meet(s, r, 3, SOON)})))
+        threads.append(threading.Thread(target=lambda r=rank, s=clone: found.update({r: rendezvous(s, r, 3, SOON)})))
         threads[-1].start()
         threads[-1].join(pause)
     for thread in threads:
@@ -60,14 +60,14 @@ def test_who_does_not_come_is_named() -> None:
 
     def come() -> None:
         try:
-            meet(store.clone(), 2, 4, soon)
+            rendezvous(store.clone(), 2, 4, soon)
         except TimeoutError as error:
             told.append(str(error))
 
     other = threading.Thread(target=come)
     other.start()
     with pytest.raises(TimeoutError, match=r"after 0\.5 s without rank 1, 3"):
-        meet(store, 0, 4, soon)
+        rendezvous(store, 0, 4, soon)
     other.join()
     assert told == ["timed out after 0.5 s without rank 0, or another one it waits for"]
 

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from tests.kernels import far_rows_checks, frobenius_checks, placed_checks, train_checks, triton_checks
+from tests.kernels import frobenius_checks, host_rows_checks, mixed_lookup_checks, train_checks, triton_checks
 
 
 def tables() -> None:
@@ -21,7 +21,7 @@ def tables() -> None:
     frobenius_checks.check_many((8, 88), 8, 4, 16, 501, kind="long runs", device="cuda")
     frobenius_checks.check_bags(16, 8, 2, 12, 101, scaled=True, device="cuda")
     frobenius_checks.check_places("cuda")
-    placed_checks.steps("triton", "sgd", "cuda")
+    mixed_lookup_checks.steps("triton", "sgd", "cuda")
 
 
 def trains() -> None:
@@ -35,12 +35,12 @@ def trains() -> None:
 
 def rows() -> None:
     """Rows between the host and the device."""
-    far_rows_checks.check_find(57, 1, "cuda")
-    far_rows_checks.check_too_many("cuda")
-    for shape in far_rows_checks.SHAPES:
-        far_rows_checks.check_moves(20, torch.float32, "cuda", lazy=True, shape=shape)
-    far_rows_checks.check_take("cuda")
-    far_rows_checks.check_held("cuda")
+    host_rows_checks.check_find(57, 1, "cuda")
+    host_rows_checks.check_too_many("cuda")
+    for shape in host_rows_checks.SHAPES:
+        host_rows_checks.check_moves(20, torch.float32, "cuda", lazy=True, shape=shape)
+    host_rows_checks.check_take("cuda")
+    host_rows_checks.check_held("cuda")
 
 
 GROUPS = {"tables": tables, "trains": trains, "rows": rows}

@@ -16,7 +16,7 @@ from holdall.data.batch import Batch, Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
-from holdall.runtime.batch_prefetch import copied_ahead
+from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.cuda_graph import captured, no_waiting
 from holdall.tables import Frobenius, HotCold
 from holdall.training.config import TrainConfig
@@ -206,7 +206,7 @@ def test_batches_come_in_order_and_a_bad_one_after_those_before() -> None:
         if int(batch.ids.values[0, 0]) == 3:
             raise ConfigError("the third is bad")
 
-    coming = copied_ahead((batch(n) for n in range(6)), torch.device("cuda"), check)
+    coming = prefetch_to_device((batch(n) for n in range(6)), torch.device("cuda"), check)
     for number in range(3):
         given, moved = next(coming)
         assert moved.dense.is_cuda

@@ -16,7 +16,7 @@ from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.measure_captured import measure_captured
 from holdall.planning.machine.measure_pinned import pinned_rows
 from holdall.planning.planner import PlanConfig, plan, predict
-from holdall.runtime.graph_cache import Replayed
+from holdall.runtime.graph_cache import GraphCache
 from holdall.tables import Frobenius
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
@@ -28,7 +28,7 @@ if not HAS_TRITON:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 from tests.gpu.runs import model_of, write_clicks
-from tests.kernels import far_rows_checks as checks
+from tests.kernels import host_rows_checks as checks
 from tests.planning.made_up_hardware import hardware
 
 SMALL = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
@@ -93,8 +93,8 @@ def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Pa
 
 def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over epochs that end in a batch that is not full, with the bits that they have one by one."""
-    captured, capture = [], Replayed._captured
-    monkeypatch.setattr(Replayed, "_captured", lambda *given: captured.append(given) or capture(*given))
+    captured, capture = [], GraphCache._captured
+    monkeypatch.setattr(GraphCache, "_captured", lambda *given: captured.append(given) or capture(*given))
     config = replace(SPLIT, epochs=4, prefetch=2, fetch_by="kernel")
     train(clicks, tmp_path / "replayed", config, quiet=True)
     assert len(captured) >= 25  # five of each of five rooms

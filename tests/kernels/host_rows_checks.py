@@ -9,11 +9,11 @@ from holdall.kernels import host_rows, host_rows_triton
 from holdall.kernels.host_rows import NOBODY, Initial
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
-from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+from holdall.tiers.host_rows import HostRows, InitialValues, LazyRows
 
 SIZES = (40, 3, 500, 1)
 HOT = (7, 3, 0, 0)
-SHAPES = (host_rows_triton.ALONE, host_rows_triton.BESIDE)
+SHAPES = (host_rows_triton.WHOLE_DEVICE, host_rows_triton.BESIDE_STEPS)
 
 
 def pinned(tensor: Tensor, device: str) -> Tensor:
@@ -66,13 +66,18 @@ def check_too_many(device: str) -> None:
 
 
 def check_moves(
-    dim: int, dtype: torch.dtype, device: str, *, lazy: bool, shape: host_rows_triton.Shape = host_rows_triton.ALONE
+    dim: int,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    lazy: bool,
+    shape: host_rows_triton.Shape = host_rows_triton.WHOLE_DEVICE,
 ) -> None:
     """Rows go where they belong and come home as they are: those of the room, and no others."""
     generator = torch.Generator().manual_seed(dim)
     starts = torch.tensor([0, 40, 43, 543])
-    beginnings = Beginnings(starts, torch.tensor([5, 2**61, 0, 77]), torch.tensor([0.5, 0.1, 2.0, 1.0]))
-    store = FarRows(pinned(torch.zeros(sum(SIZES), dim, dtype=dtype), device))
+    beginnings = InitialValues(starts, torch.tensor([5, 2**61, 0, 77]), torch.tensor([0.5, 0.1, 2.0, 1.0]))
+    store = HostRows(pinned(torch.zeros(sum(SIZES), dim, dtype=dtype), device))
     far = LazyRows(store, beginnings) if lazy else store
     initial = None
     if isinstance(far, LazyRows):

@@ -21,12 +21,12 @@ if not INTERPRETED:
 from holdall.kernels.host_rows_triton import Shape
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.forecast import NOTED_BYTES
-from holdall.runtime.graph_cache import Replayed
+from holdall.runtime.graph_cache import GraphCache
 from holdall.tiers.kernel_mover import Notes
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.placement import place
 from holdall.tiers.working_set import KernelSet
-from tests.kernels import far_rows_checks as checks
+from tests.kernels import host_rows_checks as checks
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
 
@@ -127,12 +127,12 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
     known: dict[Hashable, Hashable] = {}
     times: Counter[Hashable] = Counter()
 
-    def run(_: Replayed, key: Hashable, launch: Callable[[], None]) -> None:
+    def run(_: GraphCache, key: Hashable, launch: Callable[[], None]) -> None:
         assert known.setdefault(key, depends_on(launch)) == depends_on(launch)
         times[key] += 1
         launch()
 
-    monkeypatch.setattr(Replayed, "run", run)
+    monkeypatch.setattr(GraphCache, "run", run)
     model = build()
     tiers = place(model, HOT, "cpu", num_rooms=rooms_for(depth), fetch_by="kernel")
     pipeline = Pipeline(tiers, depth)
@@ -193,7 +193,7 @@ def test_traffic_is_counted_as_it_is_for_copies() -> None:
         for batch in batches(3):
             tiers.fetch(batch.ids)
             step(model, optimizers, batch)
-            tiers.send_back()
+            tiers.write_back()
         found.append(tiers.traffic)
     assert found[0] == found[1]
     assert found[0].fetched_rows > 0

@@ -84,7 +84,7 @@ def test_beside_rows_that_are_not_all_here(tails: dict[str, str]) -> None:
             for batch in small.batches(4):
                 tiers.fetch(batch.ids)
                 small.step(model, optimizers, batch)
-                tiers.send_back()
+                tiers.write_back()
             tiers.flush()
             with torch.no_grad():
                 logits = model(next(iter(small.batches(1))))

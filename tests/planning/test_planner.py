@@ -275,7 +275,7 @@ def test_a_plan_that_cannot_fit_says_by_how_much_and_what_would() -> None:
 
 def test_what_prefetching_hides() -> None:
     problem = make_problem(schema_of(ROWS), lookups(ROWS), SMALL, hardware(overlap=1.0))
-    stages = {"read": 1.0, "find": 1.0, "fetch": 3.0, "lookup": 2.0, "dense": 4.0, "update": 1.0, "send_back": 1.0}
+    stages = {"read": 1.0, "find": 1.0, "fetch": 3.0, "lookup": 2.0, "dense": 4.0, "update": 1.0, "write_back": 1.0}
     stages["communicate"] = 0.0
 
     def step(**changes: object) -> float:

@@ -58,7 +58,7 @@ def test_rows_that_are_not_stored_have_to_be_begun() -> None:
     far = sum(load.far for load in loads.values())
     before, after = far_seconds(plain, tables, loads), far_seconds(begun, tables, loads)
     assert after["fetch"] - before["fetch"] == pytest.approx(1e-3 + far * (16e-9 + 1e-8))
-    assert after["send_back"] - before["send_back"] == pytest.approx(2e-3 + far * 32e-9)
+    assert after["write_back"] - before["write_back"] == pytest.approx(2e-3 + far * 32e-9)
     assert after["find"] == before["find"]
     assert begun.row_seconds("host") - plain.row_seconds("host") == pytest.approx(16e-9 + 1e-8 + 32e-9)
 
@@ -78,7 +78,7 @@ def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> Non
     in_memory = far_seconds(made, placed(a="host", b="host"), {n: replace(x, from_cache=0.0) for n, x in loads.items()})
     on_disk = far_seconds(made, tables, loads)
     assert on_disk["fetch"] == pytest.approx(in_memory["fetch"] + reads * made.fault_seconds("read"))
-    assert on_disk["send_back"] == pytest.approx(in_memory["send_back"] + writes * made.fault_seconds("write"))
+    assert on_disk["write_back"] == pytest.approx(in_memory["write_back"] + writes * made.fault_seconds("write"))
 
 
 def test_small_files_stay_mapped() -> None:
@@ -163,7 +163,7 @@ def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
     loads = {table.name: table_load(made, table) for table in tables}
     far = sum(load.far for load in loads.values())
     found = stage_seconds(made, tables, "split", loads)
-    assert found["fetch"] == found["send_back"] == pytest.approx(1e-6 + far * each)
+    assert found["fetch"] == found["write_back"] == pytest.approx(1e-6 + far * each)
     assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.far_lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(4e-4 + 2e-9 * numbers_of(made, loads))
     assert made.prefetch == (2 if prefetch is None else 0)
@@ -176,7 +176,7 @@ def test_rows_that_the_host_of_a_gpu_copies() -> None:
     found = stage_seconds(made, tables, "split", loads)
     assert found["find"] == pytest.approx(1e-9 * sum(load.lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(1e-4 + 1e-9 * numbers_of(made, loads))
-    assert found["fetch"] + found["send_back"] == pytest.approx(2e-3 + far * 4e-7)
+    assert found["fetch"] + found["write_back"] == pytest.approx(2e-3 + far * 4e-7)
     cold = {table.name: table_load(made, table) for table in tables}
     slower = stage_seconds(made, tables, "split", cold)["fetch"] - found["fetch"]
     assert slower == pytest.approx(far * 99e-6, rel=1e-3)  # 100 us a row of a disk, 1 us of the host
@@ -184,9 +184,9 @@ def test_rows_that_the_host_of_a_gpu_copies() -> None:
 
 def test_the_slowest_sets_the_pace_of_a_gpu() -> None:
     stages = dict.fromkeys(
-        ("read", "launch", "find", "fetch", "lookup", "dense", "update", "send_back", "communicate"), 0.0
+        ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate"), 0.0
     )
-    stages |= {"launch": 2.0, "find": 0.5, "fetch": 4.0, "dense": 3.0, "update": 2.0, "send_back": 6.0}
+    stages |= {"launch": 2.0, "find": 0.5, "fetch": 4.0, "dense": 3.0, "update": 2.0, "write_back": 6.0}
     ahead, none = gpu(), gpu(0)
     assert step_seconds(ahead, stages, "plain") == 5.0
     assert step_seconds(ahead, stages, "split") == 6.0
@@ -196,7 +196,7 @@ def test_the_slowest_sets_the_pace_of_a_gpu() -> None:
     assert step_seconds(ahead, stages | {"launch": 7.0}, "host") == 19.5  # layers take longer to launch than to run
     assert step_seconds(ahead, stages | {"launch": 9.0}, "plain") == 9.0
     assert step_seconds(ahead, stages | {"launch": 9.0}, "split") == 9.0
-    assert step_seconds(ahead, stages | {"send_back": 0.0, "fetch": 0.0}, "split") == 5.5
+    assert step_seconds(ahead, stages | {"write_back": 0.0, "fetch": 0.0}, "split") == 5.5
 
 
 def test_tables_on_the_host_have_layers_launched_one_by_one() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from holdall.common.errors import ConfigError
 from holdall.kernels.dispatch import INTERPRETED
-from holdall.tiers.host_rows import DiskRows, FarRows
+from holdall.tiers.host_rows import DiskRows, HostRows
 from holdall.tiers.kernel_mover import chosen, why_not_by_kernels
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
@@ -32,12 +32,12 @@ def test_a_cpu_copies(fetch_by: str) -> None:
 
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
-        chosen("kernels", FarRows(torch.zeros(3, 4)), CPU)
+        chosen("kernels", HostRows(torch.zeros(3, 4)), CPU)
 
 
 def test_rows_that_kernels_do_not_reach(tmp_path: Path) -> None:
     gpu = torch.device("cuda")
-    assert why_not_by_kernels(FarRows(torch.zeros(3, 4, dtype=torch.float64)), gpu) is not None
+    assert why_not_by_kernels(HostRows(torch.zeros(3, 4, dtype=torch.float64)), gpu) is not None
     assert "on disk" in str(why_not_by_kernels(DiskRows(tmp_path / "rows", (3, 4), torch.float32), gpu))
 
 

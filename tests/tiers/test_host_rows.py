@@ -11,14 +11,14 @@ from torch import Tensor
 
 from holdall.common.errors import ConfigError, TierError
 from holdall.tables.initial_rows import fill_with_initial_rows, initial_rows
-from holdall.tiers.host_rows import Beginnings, DiskRows, FarRows, LazyRows, unreserved
+from holdall.tiers.host_rows import DiskRows, HostRows, InitialValues, LazyRows, unreserved
 
 SIZES, SEEDS, STDS = (30, 5, 200), (11, 12, 2**61), (0.5, 0.1, 2.0)
 
 
-def beginnings() -> Beginnings:
+def beginnings() -> InitialValues:
     starts = torch.tensor([0, 30, 35])
-    return Beginnings(starts, torch.tensor(SEEDS), torch.tensor(STDS))
+    return InitialValues(starts, torch.tensor(SEEDS), torch.tensor(STDS))
 
 
 def whole(dim: int, dtype: torch.dtype) -> Tensor:
@@ -31,8 +31,8 @@ def whole(dim: int, dtype: torch.dtype) -> Tensor:
     return torch.cat(tables)
 
 
-def store(kind: str, tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype) -> FarRows:
-    return FarRows(torch.zeros(shape, dtype=dtype)) if kind == "memory" else DiskRows(tmp_path / "rows", shape, dtype)
+def store(kind: str, tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype) -> HostRows:
+    return HostRows(torch.zeros(shape, dtype=dtype)) if kind == "memory" else DiskRows(tmp_path / "rows", shape, dtype)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])
@@ -57,7 +57,7 @@ def test_lazy_rows_are_a_dense_table(kind: str, dtype: torch.dtype, tmp_path: Pa
 
 
 def test_reading_stores_nothing(tmp_path: Path) -> None:
-    rows = LazyRows(DiskRows(tmp_path / "rows", (1_000_000, 64), torch.float32), Beginnings(*_one_table(64)))
+    rows = LazyRows(DiskRows(tmp_path / "rows", (1_000_000, 64), torch.float32), InitialValues(*_one_table(64)))
     rows.read(torch.arange(0, 1_000_000, 1000))
     rows.write(torch.tensor([999_999]), torch.ones(1, 64))
     used = os.stat(tmp_path / "rows").st_blocks * 512
@@ -85,7 +85,7 @@ def test_a_truncated_file_is_named_before_it_is_touched(tmp_path: Path) -> None:
 
 def test_memory_that_is_not_there_until_it_is_written() -> None:
     """17 GB of rows, of which a page is used."""
-    rows = LazyRows(FarRows(unreserved((1 << 26, 64), torch.float32)), Beginnings(*_one_table(3)))
+    rows = LazyRows(HostRows(unreserved((1 << 26, 64), torch.float32)), InitialValues(*_one_table(3)))
     last = torch.tensor([(1 << 26) - 1])
     before = rows.read(last)
     rows.write(last, before + 1)

@@ -46,7 +46,7 @@ class Run:
     def disturb(self, seed: int) -> None:
         dice = random.Random(seed)
         for pack in self.tiers.packs:
-            for name in ("needed", "bring", "take_home"):
+            for name in ("needed", "bring", "write_back"):
                 setattr(pack, name, delayed(getattr(pack, name), dice))
 
     def train(self, source: Iterator[Batch], check: Callable[[Batch], None] = lambda batch: None) -> None:
@@ -167,7 +167,7 @@ def test_stale_rows_lose_no_update() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize(("stage", "words"), [("needed", "finding"), ("bring", "fetching"), ("take_home", "sending")])
+@pytest.mark.parametrize(("stage", "words"), [("needed", "finding"), ("bring", "fetching"), ("write_back", "sending")])
 def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, words: str) -> None:
     run = Run(depth)
     (pack,) = run.tiers.packs
@@ -182,7 +182,7 @@ def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, word
     setattr(pack, stage, fails)
     with pytest.raises(TierError, match=rf"{words}.* the rows of step 5 failed: the disk is gone"):
         run.train(batches(12))
-    if stage == "take_home":
+    if stage == "write_back":
         with pytest.raises(TierError, match="step 5"):  # and nothing is saved as if it were whole
             run.state()
     else:

@@ -33,7 +33,7 @@ def test_steps_equal_those_of_one_place(optimizer: str, hot: dict[str, int], bag
     for batch in batches(12, bags=bags):
         tiers.fetch(batch.ids)
         step(model, optimizers, batch)
-        tiers.send_back()
+        tiers.write_back()
     tiers.flush()
     assert same(state(model, optimizers), plain(optimizer, 12, bags=bags))
 
@@ -52,7 +52,7 @@ def test_only_rows_outside_the_hot_part_move() -> None:
             assert name in ROWS
         tiers.fetch(batch.ids)
         step(model, optimizers, batch)
-        tiers.send_back()
+        tiers.write_back()
     traffic = tiers.traffic
     assert traffic.fetched_rows == rows
     assert traffic.fetched == traffic.sent_back == rows * (8 * 4 + 4)  # the row and its accumulator
@@ -77,7 +77,7 @@ def test_compressed_tables_stay_whole() -> None:
     for batch in batches(6):
         tiers.fetch(batch.ids)
         step(model, ours, batch)
-        tiers.send_back()
+        tiers.write_back()
         step(other, theirs, batch)
     tiers.flush()
     assert same(state(model, ours), state(other, theirs))
@@ -87,7 +87,7 @@ def drifting(tiers: Tiers, model: Model, optimizers: Optimizers, num: int, every
     for number, batch in enumerate(batches(num, shift=0.4), start=1):
         tiers.fetch(batch.ids)
         step(model, optimizers, batch)
-        tiers.send_back()
+        tiers.write_back()
         if number % every == 0:
             tiers.refresh()
 

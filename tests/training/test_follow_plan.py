@@ -62,7 +62,7 @@ def test_tables_go_where_the_plan_says_and_learn_the_same(data: Path, tmp_path: 
     path.unlink()  # the run has its own copy
     assert evaluate(tmp_path / "planned") == evaluate(tmp_path / "plain")
     stages = {row["stage"]: row for row in result["stages"]}
-    assert {"find", "fetch", "lookup", "dense and update", "send_back", "step"} <= stages.keys()
+    assert {"find", "fetch", "lookup", "dense and update", "write_back", "step"} <= stages.keys()
     assert all(row["measured"] > 0 for row in stages.values() if row["measured"] is not None)
     assert json.loads((tmp_path / "planned" / STAGES_FILE).read_text())["stages"] == result["stages"]
 

@@ -55,7 +55,7 @@ def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path
 def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is cut short has found the rows of two more cold batches than it computed, though a phase has one."""
     found, computed = [], []
-    needed, take_home = TieredPack.needed, TieredPack.take_home
+    needed, write_back = TieredPack.needed, TieredPack.write_back
 
     def noting_needed(self: TieredPack, *where: Any, again: bool = False, **options: Any) -> WorkingSet:
         if not again:
@@ -64,10 +64,10 @@ def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monk
 
     def noting_take_home(self: TieredPack, working: WorkingSet) -> None:
         computed.append(working)
-        take_home(self, working)
+        write_back(self, working)
 
     monkeypatch.setattr(TieredPack, "needed", noting_needed)
-    monkeypatch.setattr(TieredPack, "take_home", noting_take_home)
+    monkeypatch.setattr(TieredPack, "write_back", noting_take_home)
     train(data, tmp_path / "run", replace(CONFIG, prefetch=2, steps=20), quiet=True)
     assert 5 < len(computed) < 15
     assert len(found) == len(computed) + 2
@@ -114,7 +114,7 @@ def test_rows_that_were_never_written_are_not_fetched(
     row_bytes = 4 * 4 + 4
     written: set[int] = set()
     expected = sent_back = 0
-    take_home = TieredPack.take_home
+    write_back = TieredPack.write_back
 
     def noting(self: TieredPack, working: WorkingSet) -> None:
         nonlocal expected, sent_back
@@ -122,9 +122,9 @@ def test_rows_that_were_never_written_are_not_fetched(
         expected += len(rows & written) * row_bytes + (0 if rows <= written else len(rows))
         sent_back += len(rows) * row_bytes
         written.update(rows)
-        take_home(self, working)
+        write_back(self, working)
 
-    monkeypatch.setattr(TieredPack, "take_home", noting)
+    monkeypatch.setattr(TieredPack, "write_back", noting)
     trainer = Trainer(data, tmp_path / "run", replace(CONFIG, strategy=strategy), quiet=True)  # type: ignore[arg-type]
     trainer.run()
     traffic = trainer.strategy.tiers.traffic  # type: ignore[attr-defined]

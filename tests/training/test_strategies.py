@@ -219,7 +219,7 @@ def test_what_grew_where_it_was_is_noticed(data: Path, tmp_path: Path) -> None:
 def test_rows_are_fetched_ahead_where_that_pays() -> None:
     """On one GPU, unless it is told otherwise, and where it changes nothing."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert (SPLIT.steps_ahead(gpu), SPLIT.steps_ahead(cpu)) == (2, 0)
+    assert (SPLIT.prefetch_depth(gpu), SPLIT.prefetch_depth(cpu)) == (2, 0)
     for given in (0, 3):
-        assert replace(SPLIT, prefetch=given).steps_ahead(gpu) == given
-    assert replace(SPLIT, consistency="stale").steps_ahead(gpu) == 0
+        assert replace(SPLIT, prefetch=given).prefetch_depth(gpu) == given
+    assert replace(SPLIT, consistency="stale").prefetch_depth(gpu) == 0

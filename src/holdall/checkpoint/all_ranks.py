@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from holdall.distributed.processes import ElsewhereError, Processes
+from holdall.distributed.processes import PeerError, Processes
 
 Result = TypeVar("Result")
 
 
-def together(processes: Processes, task: Callable[[], Result]) -> Result:
+def on_all_ranks(processes: Processes, task: Callable[[], Result]) -> Result:
     """This process's result of a task that every process has.
 
-    What a process fails of is raised there in its own words, and as `ElsewhereError` that names it on the others.
+    What a process fails of is raised there in its own words, and as `PeerError` that names it on the others.
     """
     if processes.world_size == 1:
         return task()
@@ -24,7 +24,7 @@ def together(processes: Processes, task: Callable[[], Result]) -> Result:
         raise
     for rank, failure in enumerate(processes.gather(None)):
         if failure is not None:
-            raise ElsewhereError(f"rank {rank}: {failure}")
+            raise PeerError(f"rank {rank}: {failure}")
     return result
 
 

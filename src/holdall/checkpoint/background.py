@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.hot_rows import plan_hot
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
 from holdall.common.errors import ProcessError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
-from holdall.distributed.processes import ALONE, PATIENCE, ElsewhereError, Processes
+from holdall.distributed.processes import PATIENCE, SINGLE_PROCESS, PeerError, Processes
 from holdall.tiers.lazy_tensor import TensorByRows
 
 SHARE_OF_MEMORY = 0.25
-"""Part of the memory that is free which a copy may take; a larger one is not made."""
+"""TensorSlice of the memory that is free which a copy may take; a larger one is not made."""
 
 LAST_SECONDS = 1.0
 """What a save may still take when another process is lost: it needs all of them, so at most its last words."""
@@ -43,7 +43,7 @@ class BackgroundSaver:
     save; `close` must be called otherwise, before the processes part.
     """
 
-    def __init__(self, processes: Processes = ALONE):
+    def __init__(self, processes: Processes = SINGLE_PROCESS):
         self.processes = processes
         self._writers: Processes | None = processes
         """The same processes, with a group for the threads; None when closed."""
@@ -127,7 +127,7 @@ class BackgroundSaver:
             self.close()
             return
         if self._thread is not None:  # it may wait for a process that will never come: not for longer than a step does
-            is_lost = isinstance(error, ProcessError) and not isinstance(error, ElsewhereError)
+            is_lost = isinstance(error, ProcessError) and not isinstance(error, PeerError)
             self._thread.join(LAST_SECONDS if is_lost else self.processes.timeout)
         self._let_go()
 
@@ -146,7 +146,7 @@ class BackgroundSaver:
         if not self._has_memory(planned.copy_bytes, writers):
             self._done = write(planned, writers)
             return planned.path
-        copied = together(writers, lambda: planned.copied(self._room(planned.copy_bytes)))
+        copied = on_all_ranks(writers, lambda: planned.copied(self._room(planned.copy_bytes)))
 
         def work() -> None:
             try:

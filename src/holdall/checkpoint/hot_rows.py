@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.folder import complete, hot_ones
 from holdall.checkpoint.loading import copy_shards, find_damage, read, shape_differences, verify_shards
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
 from holdall.common.errors import CheckpointError, ConfigError
-from holdall.distributed.processes import ALONE, Processes
+from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.tiers.lazy_tensor import TensorByRows
 
 
@@ -32,7 +32,7 @@ def save_hot(
     *,
     base: int,
     shard_bytes: int = SHARD_BYTES,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Path:
     """Write `folder/hot-<step>` and return its path; then remove other hot parts of the same base.
 
@@ -52,7 +52,7 @@ def plan_hot(
     *,
     base: int,
     shard_bytes: int = SHARD_BYTES,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Planned:
     """Agree on who writes what, before anything is written."""
     if base > step:
@@ -69,7 +69,7 @@ def plan_hot(
     return plan_save(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=processes)
 
 
-def latest_hot(folder: Path, base: int, processes: Processes = ALONE) -> Path | None:
+def latest_hot(folder: Path, base: int, processes: Processes = SINGLE_PROCESS) -> Path | None:
     """The newest hot part in `folder` that completes the checkpoint of step `base` and is not damaged, or None.
 
     One that is damaged is passed over with a warning (from rank 0). As `latest_sound` does, this hashes every shard.
@@ -93,13 +93,13 @@ def load_hot_into(
     *,
     prefix: str = "",
     verify: bool = True,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Lay a hot part over `tensors`, into which its base was loaded, and return its state.
 
     Rows that are not in it stay as they are; those that are, of a lazy tensor, become touched. Every process calls it.
     """
-    part = together(processes, lambda: read(path))
+    part = on_all_ranks(processes, lambda: read(path))
     if part.base is None:
         raise CheckpointError(f"{path} is a full checkpoint, not one of hot rows: load it with load_into")
     shown = {name: tensor for name, tensor in part.shown.items() if name.startswith(prefix)}
@@ -114,8 +114,8 @@ def load_hot_into(
                 f"and optimizer it was trained with"
             )
 
-    together(processes, refuse_mismatch)
+    on_all_ranks(processes, refuse_mismatch)
     wanted = [tensor for name, tensor in part.tensors.items() if name.startswith(prefix)]
     verify_shards(part, wanted, hashes=verify, processes=processes)
-    together(processes, lambda: copy_shards(part, {name: tensors[name] for name in shown if name in tensors}))
+    on_all_ranks(processes, lambda: copy_shards(part, {name: tensors[name] for name in shown if name in tensors}))
     return part.state

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.folder import complete, latest
 from holdall.checkpoint.manifest import (
     DTYPES,
@@ -34,7 +34,7 @@ from holdall.checkpoint.manifest import (
 from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, put_rows, start_anew
 from holdall.common.errors import CheckpointError
 from holdall.common.files import sha256
-from holdall.distributed.processes import ALONE, Processes
+from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.tiers.lazy_tensor import TensorByRows
 
 
@@ -69,7 +69,7 @@ def load_into(
     *,
     prefix: str = "",
     verify: bool = True,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
     """Copy a checkpoint into existing `tensors`, on any device, and return its state.
 
@@ -80,7 +80,7 @@ def load_into(
     Every process calls it, with the tensors it has: what some process has none need miss. One whose rows are spread
     over processes is given every row.
     """
-    checkpoint = together(processes, lambda: read(path))
+    checkpoint = on_all_ranks(processes, lambda: read(path))
     if checkpoint.base is not None:
         raise CheckpointError(
             f"{path} holds the hot rows of a step after {checkpoint.base} only: load the checkpoint of that step, then "
@@ -88,7 +88,7 @@ def load_into(
         )
     shown = {name: tensor for name, tensor in checkpoint.shown.items() if name.startswith(prefix)}
     elsewhere = set().union(*processes.gather(sorted(tensors)))
-    together(processes, lambda: _refuse_mismatch(checkpoint.path, shown, tensors, elsewhere))
+    on_all_ranks(processes, lambda: _refuse_mismatch(checkpoint.path, shown, tensors, elsewhere))
     wanted = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
     verify_shards(checkpoint, wanted.values(), hashes=verify, processes=processes)
 
@@ -97,11 +97,11 @@ def load_into(
         start_anew(tensors, lazy, str(checkpoint.path))
         copy_shards(checkpoint, tensors)
 
-    together(processes, copy)
+    on_all_ranks(processes, copy)
     return checkpoint.state
 
 
-def latest_sound(folder: Path, processes: Processes = ALONE) -> Path | None:
+def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | None:
     """The newest complete checkpoint in `folder` that is not damaged, or None when there is none at all.
 
     Damaged ones are passed over with a warning (from rank 0) that names the file and what is wrong with it. Every shard
@@ -122,7 +122,7 @@ def latest_sound(folder: Path, processes: Processes = ALONE) -> Path | None:
     return None
 
 
-def find_damage(path: Path, processes: Processes = ALONE) -> str | None:
+def find_damage(path: Path, processes: Processes = SINGLE_PROCESS) -> str | None:
     """What is wrong with a checkpoint, in the words of the first process to see it; None when it is sound."""
     found = None
     try:
@@ -138,12 +138,12 @@ def find_damage(path: Path, processes: Processes = ALONE) -> str | None:
 
 
 def verify_shards(
-    checkpoint: Checkpoint, tensors: Iterable[StoredTensor], *, hashes: bool, processes: Processes = ALONE
+    checkpoint: Checkpoint, tensors: Iterable[StoredTensor], *, hashes: bool, processes: Processes = SINGLE_PROCESS
 ) -> None:
     """Compare the shards that hold `tensors` with the manifest: sizes on every process, hashes on one of them."""
     needed = sorted({piece.shard for tensor in tensors for piece in tensor.pieces})
     mine = _share(checkpoint, needed, processes) if hashes else []
-    together(processes, lambda: _verify(checkpoint, needed, mine))
+    on_all_ranks(processes, lambda: _verify(checkpoint, needed, mine))
 
 
 def _share(checkpoint: Checkpoint, shards: list[str], processes: Processes) -> list[str]:

@@ -19,11 +19,11 @@ from typing import Any
 
 from torch import Tensor
 
-from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.manifest import DTYPES
 from holdall.checkpoint.partial_tensors import ROWS, VALUES, HotPart, LazyEntry, RowsOf, Saved
 from holdall.common.errors import CheckpointError
-from holdall.distributed.processes import ElsewhereError, Processes
+from holdall.distributed.processes import PeerError, Processes
 
 UNCUT_BYTES = 1 << 20
 """A tensor this small is not cut only to level the shares of processes."""
@@ -66,7 +66,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """Rows `start` to `stop` of a stored tensor, for this process to write; they begin at row `first` of `source`."""
 
     name: str
@@ -92,7 +92,7 @@ class Part:
         source = self.source.detach()
         return (source[first : first + stop - start] if source.dim() else source).contiguous().cpu()
 
-    def copied(self, room: Tensor) -> Part:
+    def copied(self, room: Tensor) -> TensorSlice:
         """This part with a source that does not change any more: a copy in `room`, [num_bytes] uint8 on the host."""
         shape = (self.stop - self.start, *self.source.shape[1:]) if self.source.shape else ()
         copy = room.view(self.source.dtype).view(shape)
@@ -106,23 +106,23 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Deal:
+class RowAssignment:
     """What the processes write, all together, and the part of this one."""
 
     stored: dict[str, tuple[str, tuple[int, ...]]]
     """Type and shape of every tensor as it is stored."""
     lazy: dict[str, LazyEntry]
-    parts: list[Part]
+    parts: list[TensorSlice]
 
 
-def deal(tensors: Mapping[str, Saved], processes: Processes) -> Deal:
+def deal(tensors: Mapping[str, Saved], processes: Processes) -> RowAssignment:
     """Agree with the other processes on who writes what."""
-    sources, mine = together(processes, lambda: _offered(tensors))
+    sources, mine = on_all_ranks(processes, lambda: _offered(tensors))
     said = processes.gather({name: asdict(offer) for name, offer in mine.items()})
     offers = [{name: Offer(**{**o, "shape": tuple(o["shape"])}) for name, o in theirs.items()} for theirs in said]
     stored, lazy, spans = deal_offers(offers, processes.rank)
-    parts = [Part(s.name, sources[s.name], s.first, s.start, s.stop) for s in spans[processes.rank]]
-    return Deal(stored, lazy, parts)
+    parts = [TensorSlice(s.name, sources[s.name], s.first, s.start, s.stop) for s in spans[processes.rank]]
+    return RowAssignment(stored, lazy, parts)
 
 
 def _offered(tensors: Mapping[str, Saved]) -> tuple[dict[str, Tensor | RowsOf], dict[str, Offer]]:
@@ -201,7 +201,7 @@ def _one_after_another(name: str, offers: Sequence[Mapping[str, Offer]], ranks: 
 
 
 def _level(offers: Mapping[str, Offer], loads: list[int]) -> dict[str, list[tuple[int, Span]]]:
-    """Deal tensors that all processes have so that each writes the same in all, as far as `loads` allow."""
+    """RowAssignment tensors that all processes have so that each writes the same in all, as far as `loads` allow."""
     total = sum(offer.num_bytes for offer in offers.values())
     level = _water_level(loads, total)
     ranks = [rank for rank, load in enumerate(loads) if load < level] or [loads.index(min(loads))]
@@ -241,7 +241,7 @@ def _refuse_differences(offers: Sequence[Mapping[str, Offer]], holders: Mapping[
         for other in ranks[1:]:
             theirs = offers[other][name]
             if replace(theirs, num_rows=0) != replace(first, num_rows=0):
-                kind = CheckpointError if rank == 0 else ElsewhereError
+                kind = CheckpointError if rank == 0 else PeerError
                 raise kind(
                     f"'{name}' is {_words(first)} on rank {ranks[0]} and {_words(theirs)} on rank {other}: a tensor "
                     f"must be the same kind of thing on all processes that save it"

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from holdall.checkpoint.all_ranks import together
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.folder import (
     HOT,
     STEP,
@@ -34,10 +34,10 @@ from holdall.checkpoint.folder import (
 )
 from holdall.checkpoint.manifest import MANIFEST, Piece, Shard, StoredTensor, document
 from holdall.checkpoint.partial_tensors import Saved
-from holdall.checkpoint.row_assignment import Deal, Part, deal
+from holdall.checkpoint.row_assignment import RowAssignment, TensorSlice, deal
 from holdall.common.errors import CheckpointError, ConfigError, HoldallError
 from holdall.common.files import PARTIAL, atomic_folder, fsync_file, sha256, write_json
-from holdall.distributed.processes import ALONE, ElsewhereError, Processes
+from holdall.distributed.processes import SINGLE_PROCESS, PeerError, Processes
 from holdall.tiers.lazy_tensor import TensorByRows
 
 SHARD_BYTES = 1 << 30
@@ -51,7 +51,7 @@ class Planned:
 
     path: Path
     step: int
-    deal: Deal
+    deal: RowAssignment
     state: dict[str, Any]
     shard_bytes: int
     keep: int = 1
@@ -79,7 +79,7 @@ def save(
     *,
     keep: int = 2,
     shard_bytes: int = SHARD_BYTES,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Path:
     """Write `folder/step-<step>` and return its path; then remove all but the newest `keep` checkpoints.
 
@@ -101,7 +101,7 @@ def plan_save(
     keep: int = 2,
     shard_bytes: int = SHARD_BYTES,
     base: int | None = None,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE_PROCESS,
 ) -> Planned:
     """Agree on who writes what, before anything is written."""
     if keep < 1 or shard_bytes < 1:
@@ -111,7 +111,7 @@ def plan_save(
     return Planned(path, step, deal(tensors, processes), kept_state, shard_bytes, keep, base)
 
 
-def write(planned: Planned, processes: Processes = ALONE) -> Path:
+def write(planned: Planned, processes: Processes = SINGLE_PROCESS) -> Path:
     """Write what was planned; all processes return, or raise, when it is done."""
     path, folder = planned.path, planned.path.parent
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def write(planned: Planned, processes: Processes = ALONE) -> Path:
                 stack.enter_context(atomic_folder(path))
 
         processes.first(make)
-        written = processes.gather(together(processes, lambda: _write_part(planned, processes)))
+        written = processes.gather(on_all_ranks(processes, lambda: _write_part(planned, processes)))
 
         def finish() -> None:
             with _explained(path):
@@ -154,7 +154,7 @@ def _explained(path: Path) -> Iterator[None]:
     """Say what went wrong while writing the checkpoint `path`, and what has become of it."""
     try:
         yield
-    except ElsewhereError:
+    except PeerError:
         raise
     except HoldallError as error:
         raise CheckpointError(f"{error} (earlier checkpoints in {path.parent} are untouched)") from error
@@ -192,7 +192,7 @@ def _await_folder(partial: Path, rank: int) -> None:
 
 
 def _write_shards(
-    folder: Path, prefix: str, parts: Sequence[Part], shard_bytes: int
+    folder: Path, prefix: str, parts: Sequence[TensorSlice], shard_bytes: int
 ) -> tuple[list[Shard], list[tuple[str, Piece]]]:
     pieces = []
     # Both safetensors and hashlib let go of the interpreter lock, so one shard is hashed while the next is written.
@@ -206,13 +206,13 @@ def _write_shards(
         return [result.result() for result in sealed], pieces
 
 
-def _pack(parts: Sequence[Part], shard_bytes: int) -> list[list[tuple[Part, int, int]]]:
+def _pack(parts: Sequence[TensorSlice], shard_bytes: int) -> list[list[tuple[TensorSlice, int, int]]]:
     """Which rows of which parts each shard holds, in order; only parts larger than a shard are cut.
 
     A cut part fills its shards but for less than a row, so two pieces of one tensor never meet in a shard. A row larger
     than a shard gets a shard of its own.
     """
-    shards: list[list[tuple[Part, int, int]]] = []
+    shards: list[list[tuple[TensorSlice, int, int]]] = []
     room = 0
     for part in parts:
         num_rows = part.stop - part.start

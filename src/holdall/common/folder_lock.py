@@ -25,7 +25,7 @@ PATIENCE = 3.0
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold a folder that is there; raise if another process does."""
     descriptor = _lock(folder)
     try:
@@ -35,7 +35,7 @@ def held(folder: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def refuse_held(folder: Path, patience: float = PATIENCE) -> None:
+def refuse_locked(folder: Path, patience: float = PATIENCE) -> None:
     """Raise if another process holds the folder, and goes on to for as long as `patience`; one that is not there is
     free."""
     if not folder.is_dir():

@@ -52,8 +52,8 @@ class Loader:
     Every row comes exactly once an epoch, but for `rows % batch_size` of them when `drop_last`. Rank r of W gets rows
     `n * r // W .. n * (r + 1) // W` of a global batch of n: shares differ by one sample at most, and are empty for
     some ranks when n < W. `prefetch` batches are made, and their pages read, by a thread ahead of use; 0 makes each
-    when asked for. `copied_ahead` says that whoever asks has a thread that copies them: those that are views of the
-    files are then made when asked for, too.
+    when asked for. `prefetch_to_device` says that whoever asks has a thread that copies them: those that are views
+    of the files are then made when asked for, too.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Loader:
         world_size: int = 1,
         drop_last: bool = False,
         prefetch: int = 2,
-        copied_ahead: bool = False,
+        prefetch_to_device: bool = False,
     ):
         if isinstance(shuffle, bool):
             shuffle = "blocks" if shuffle else "none"
@@ -96,7 +96,7 @@ class Loader:
         self.world_size = world_size
         self.drop_last = drop_last
         self.prefetch = prefetch
-        self.copied_ahead = copied_ahead
+        self.prefetch_to_device = prefetch_to_device
 
     @property
     def num_batches(self) -> int:
@@ -118,7 +118,7 @@ class Loader:
         """Batches `start_batch`.. of an epoch, this rank's share of each. Closing the iterator stops its thread."""
         if not 0 <= start_batch <= self.num_batches:
             raise ConfigError(f"batch {start_batch} of an epoch of {self.num_batches}")
-        if self.prefetch == 0 or (self.copied_ahead and self._gives_views):
+        if self.prefetch == 0 or (self.prefetch_to_device and self._gives_views):
             return self._batches(epoch, start_batch)
         make = self._read_batches if self._gives_views else self._batches
         return prefetched(lambda: make(epoch, start_batch), self.prefetch)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from holdall.common.errors import ConfigError, HoldallError, ProcessError
 from holdall.distributed.addresses import cure, prepare_addresses
-from holdall.distributed.rendezvous import meet
+from holdall.distributed.rendezvous import rendezvous
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 CPU = torch.device("cpu")
 
 
-class ElsewhereError(ProcessError):
+class PeerError(ProcessError):
     """What another rank failed of, and reports: this rank ends with it, and need not say so again."""
 
 
@@ -87,14 +87,14 @@ class Processes:
     def first(self, task: Callable[[], Result]) -> Result:
         """Let rank 0 do what one must do alone, and give its result, which must be JSON, to all ranks.
 
-        The others wait. An error on rank 0 is raised there, and as `ElsewhereError` on the others.
+        The others wait. An error on rank 0 is raised there, and as `PeerError` on the others.
         """
         if self.world_size == 1:
             return task()
         if self.rank != 0:
             said = self._broadcast(None)
             if "error" in said:
-                raise ElsewhereError(f"rank 0: {said['error']}")
+                raise PeerError(f"rank 0: {said['error']}")
             return said["result"]
         try:
             result = task()
@@ -120,7 +120,7 @@ class Processes:
         for rank, theirs in enumerate(given):
             for name in fields:
                 if theirs.get(name) != given[0].get(name):
-                    kind = ProcessError if self.rank == 0 else ElsewhereError
+                    kind = ProcessError if self.rank == 0 else PeerError
                     raise kind(
                         f"the processes do not agree: {name} is {_short(theirs.get(name))} on rank {rank} and "
                         f"{_short(given[0].get(name))} on rank 0: start all of them with the same command, data set "
@@ -128,20 +128,20 @@ class Processes:
                     )
 
 
-ALONE = Processes()
+SINGLE_PROCESS = Processes()
 
 
 def in_group() -> Processes:
     """This process in the default group of `torch.distributed`, which someone else has started; alone without one."""
     if not (dist.is_available() and dist.is_initialized()):
-        return ALONE
+        return SINGLE_PROCESS
     gpu = dist.get_backend() == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if gpu else CPU
     return Processes(dist.get_rank(), dist.get_world_size(), device)
 
 
 @contextmanager
-def joined(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
+def process_group(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
     """The processes that torchrun started, joined for the time of the block: gloo on CPUs, NCCL on GPUs.
 
     A group that is there already is used, and left. In a world of one there is none.
@@ -180,7 +180,7 @@ def _start(backend: str, rank: int, world_size: int, limit: datetime.timedelta) 
         prepare_addresses()
         at_start = max(limit, datetime.timedelta(seconds=START_SECONDS))
         store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=at_start))
-        store = meet(store, rank, world_size, at_start)
+        store = rendezvous(store, rank, world_size, at_start)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 PLACE = "holdall/place"
 
 
-def meet(store: dist.Store, rank: int, world_size: int, limit: datetime.timedelta) -> dist.Store:
+def rendezvous(store: dist.Store, rank: int, world_size: int, limit: datetime.timedelta) -> dist.Store:
     """The part of `store` for these processes; returns when all have come, and raises TimeoutError naming the missing.
 
     Every process sends a few hundred bytes, and asks up to 50 times a second.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SpreadTensor:
+class ShardedTensor:
     """The rows of a table, or their optimizer state, of which every process has its own: see `TensorByRows`.
 
     Steps under way must have been finished. Hot rows are saved as well, each by one of the processes.

@@ -17,7 +17,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.embedding.dense_pack import DensePack
 from holdall.tables.initial_rows import initial_rows
-from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+from holdall.tiers.host_rows import HostRows, InitialValues, LazyRows
 
 
 class Shards:
@@ -75,7 +75,7 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class ShardBeginnings(Beginnings):
+class ShardInitialValues(InitialValues):
     """Initial values of the rows that a process keeps: `starts` are local numbers, the others are here."""
 
     first_ids: Tensor
@@ -88,19 +88,19 @@ class ShardBeginnings(Beginnings):
         ids = self.first_ids[table] + (rows - self.starts[table]) * self.step
         return initial_rows(ids, dim, self.seeds[table], self.stds[table])
 
-    def to(self, device: torch.device) -> ShardBeginnings:
+    def to(self, device: torch.device) -> ShardInitialValues:
         starts, seeds, stds = (tensor.to(device) for tensor in (self.starts, self.seeds, self.stds))
-        return ShardBeginnings(starts, seeds, stds, self.first_ids.to(device), self.step)
+        return ShardInitialValues(starts, seeds, stds, self.first_ids.to(device), self.step)
 
 
-def owned_rows(host: DensePack, shards: Shards, rank: int) -> FarRows:
+def owned_rows(host: DensePack, shards: Shards, rank: int) -> HostRows:
     """The rows that a process keeps, end to end: zero pages over how they begin, or a copy of the pack's."""
     tables = host.tables
     if not host.storage.is_meta:
         kept = [host.starts[name] + shards.kept(rank, name) for name in tables]
-        return FarRows(host.storage.cpu()[torch.cat(kept)])
+        return HostRows(host.storage.cpu()[torch.cat(kept)])
     first = [shards.hot_rows[name] + (rank - shards.number[name]) % shards.world_size for name in tables]
-    beginnings = ShardBeginnings(
+    beginnings = ShardInitialValues(
         starts=shards.starts[rank],
         first_ids=torch.tensor(first),
         step=shards.world_size,
@@ -108,7 +108,7 @@ def owned_rows(host: DensePack, shards: Shards, rank: int) -> FarRows:
         stds=torch.tensor([table.init_std for table in tables.values()]),
     )
     store = torch.zeros(int(shards.counts[rank].sum()), host.storage.shape[1], dtype=host.storage.dtype)
-    return LazyRows(FarRows(store), beginnings)
+    return LazyRows(HostRows(store), beginnings)
 
 
 def hot_rows_of(host: DensePack, hot_rows: Mapping[str, int]) -> Tensor:

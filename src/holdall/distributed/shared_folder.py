@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from holdall.common.errors import ProcessError
-from holdall.distributed.processes import ElsewhereError, Processes
+from holdall.distributed.processes import PeerError, Processes
 
 PATIENCE = 15.0
 """Seconds in which a new file must be seen everywhere: network file systems show it late."""
@@ -40,7 +40,7 @@ def check_shared(folder: Path, processes: Processes, patience: float = PATIENCE)
             with suppress(OSError):
                 folder.rmdir()  # unless it was there before, with something in it
     if missing:
-        kind = ProcessError if processes.rank == 0 else ElsewhereError
+        kind = ProcessError if processes.rank == 0 else PeerError
         raise kind(
             f"rank {missing[0]} does not see the run folder of rank 0 ({found[missing[0]]['where']}, and "
             f"{found[0]['where']}): --out must be one folder, on a file system that all hosts share"

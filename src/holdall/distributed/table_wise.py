@@ -27,7 +27,7 @@ from holdall.distributed.collectives import Collectives, share_of_mean
 from holdall.embedding.bags import EmbeddingBags
 
 
-def deal_tables(num_bytes: Mapping[str, int], loads: Mapping[str, float], world_size: int) -> dict[str, int]:
+def assign_tables(num_bytes: Mapping[str, int], loads: Mapping[str, float], world_size: int) -> dict[str, int]:
     """Which process gets each table, so that neither bytes nor load (lookups, say) pile up on one.
 
     Greedy: tables by falling share of the whole (of all bytes or of all load, the larger), each to the process whose

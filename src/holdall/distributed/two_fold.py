@@ -28,7 +28,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.sharded_tensor import SpreadTensor
+from holdall.distributed.sharded_tensor import ShardedTensor
 from holdall.distributed.two_fold_pack import Early, TwoFoldPack
 from holdall.embedding.bags import EmbeddingBags, module_name
 
@@ -97,7 +97,7 @@ class TwoFold:
         for pack in self.packs:
             pack.finish()
 
-    def weights(self) -> dict[str, SpreadTensor]:
+    def weights(self) -> dict[str, ShardedTensor]:
         """The rows of every table, as a checkpoint takes them, by the name of the parameter in the bags."""
         return {f"tables.{module_name(name)}.weight": pack.weight(name) for pack in self.packs for name in pack.tables}
 

@@ -18,11 +18,11 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives, share_of_mean
 from holdall.distributed.row_exchange import Way, sum_over_ranks
-from holdall.distributed.sharded_tensor import SpreadTensor
+from holdall.distributed.sharded_tensor import ShardedTensor
 from holdall.distributed.shards import Shards, hot_rows_of, owned_rows
 from holdall.embedding.dense_pack import DensePack
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
-from holdall.tiers.host_rows import FarRows
+from holdall.tiers.host_rows import HostRows
 from holdall.tiers.staging import with_spare
 
 
@@ -92,7 +92,7 @@ class TwoFoldPack(DensePack):
         self.hot_way: Way = "auto"
         self.collects, self.gradients = False, []
         self.slots: dict[str, Tensor] = {}
-        self.far_slots: dict[str, FarRows] = {}
+        self.far_slots: dict[str, HostRows] = {}
         self.working: Working | None = None
         self.owned_room = self.fetched_room = 0
         self.far = owned_rows(host, self.shards, collectives.rank)
@@ -110,12 +110,12 @@ class TwoFoldPack(DensePack):
         num_updated = self.num_hot + self.owned_room
         self.slots = make(self.storage[:num_updated])
         shapes = make(torch.empty(self.far.tensor.shape, dtype=self.dtype, device="meta"))
-        self.far_slots = {slot: FarRows(torch.zeros(like.shape, dtype=like.dtype)) for slot, like in shapes.items()}
+        self.far_slots = {slot: HostRows(torch.zeros(like.shape, dtype=like.dtype)) for slot, like in shapes.items()}
         return self.slots
 
     def slot_views(self, name: str) -> dict[str, Any]:
-        """The optimizer state of a table, as a checkpoint takes it (see `SpreadTensor`)."""
-        return {slot: SpreadTensor(self, name, slot) for slot in self.far_slots}
+        """The optimizer state of a table, as a checkpoint takes it (see `ShardedTensor`)."""
+        return {slot: ShardedTensor(self, name, slot) for slot in self.far_slots}
 
     def row_numbers(self, rows: Tensor) -> Tensor:
         return rows.to(torch.int32).contiguous()
@@ -327,13 +327,13 @@ class TwoFoldPack(DensePack):
         near = self.storage if kind == "weight" else self.slots[kind]
         return near[start : start + self.hot_rows[name]]
 
-    def cold(self, kind: str) -> FarRows:
+    def cold(self, kind: str) -> HostRows:
         """The rows that this process keeps, of all tables, or their optimizer state."""
         return self.far if kind == "weight" else self.far_slots[kind]
 
-    def weight(self, name: str) -> SpreadTensor:
+    def weight(self, name: str) -> ShardedTensor:
         """The rows of a table, as a checkpoint takes them."""
-        return SpreadTensor(self, name, "weight")
+        return ShardedTensor(self, name, "weight")
 
 
 def _counts(chosen: Tensor, sizes: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from holdall.models.model import batch_device, evaluating
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitShare:
     """Which part of a split this process measures, and how the sums of all are added up."""
 
     rank: int = 0
@@ -50,7 +50,7 @@ def evaluate_model(
     batch_size: int = BATCH_SIZE,
     allow_one_class: bool = False,
     quiet: bool = True,
-    part: Part = Part(),  # noqa: B008
+    part: SplitShare = SplitShare(),  # noqa: B008
 ) -> dict[str, float]:
     """Metrics of `model` over all rows of a split, those of all processes together; see `BinaryMetrics.compute`."""
     device = batch_device(model)
@@ -70,7 +70,7 @@ def evaluate_model(
     return metrics.compute(allow_one_class=allow_one_class)
 
 
-def rank_model(model: nn.Module, data: DataSet, k: int = K, part: Part = Part()) -> dict[str, float]:  # noqa: B008
+def rank_model(model: nn.Module, data: DataSet, k: int = K, part: SplitShare = SplitShare()) -> dict[str, float]:  # noqa: B008
     """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
     cases = RankingCases.load(data.folder, data.split).batches(data)
     return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)

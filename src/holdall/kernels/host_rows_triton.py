@@ -34,10 +34,10 @@ class Shape(NamedTuple):
     num_warps: int
 
 
-ALONE = Shape(16, 4096, 4)
+WHOLE_DEVICE = Shape(16, 4096, 4)
 """The fastest where nothing else runs. 41,000 rows of 256 bytes out of 60 GB take an H200 0.78 ms there and 0.73 back;
 a host's memory answers no faster, whatever is asked: 1.1 ms with 1,024 programs."""
-BESIDE = Shape(3, 16384, 16)
+BESIDE_STEPS = Shape(3, 16384, 16)
 """For rows that move while a step computes: few programs that fill their multiprocessors. What shares one with a
 program that waits for the host's memory waits too, and with it all that waits for that: a step of 2.3 ms took 2.9
 beside two programs of this size, but 3.8 beside two of half of it, and 3.7 beside 16 small ones."""
@@ -262,7 +262,7 @@ def move(
     source: Tensor | None = None,
     initial: Initial | None = None,
     touched: Tensor | None = None,
-    shape: Shape = ALONE,
+    shape: Shape = WHOLE_DEVICE,
 ) -> None:
     """Copy rows of `far` [R, W], which a kernel can reach, to `room` [C, W], or `home` again.
 

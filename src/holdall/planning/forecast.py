@@ -220,7 +220,7 @@ def _binds(plan: Plan, stages: Mapping[str, float], seconds: float) -> str:
     """What keeps the step from being faster: its longest stage, and the memory that makes rows far."""
     longest = max(stages, key=lambda stage: stages[stage])
     told = f"{longest.replace('_', ' ')} takes {stages[longest] / max(seconds, 1e-12):.0%} of the step"
-    moved = stages["find"] + stages["fetch"] + stages["send_back"]
+    moved = stages["find"] + stages["fetch"] + stages["write_back"]
     if any(table.tiered for table in plan.tables) and moved > 0:
         told += f"; device memory: far rows take {moved / max(seconds, 1e-12):.0%}"
     return told

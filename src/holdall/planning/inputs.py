@@ -22,7 +22,7 @@ from holdall.planning.step_cost import Problem
 from holdall.planning.workload import rehearse
 from holdall.popularity.hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
-from holdall.tiers.pipeline import AHEAD_ON_GPU
+from holdall.tiers.pipeline import GPU_PREFETCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,20 +151,20 @@ def make_problem(
         work=rehearse(model, schema, config.optimizer, lengths),
         hardware=hardware,
         world_size=config.world_size,
-        prefetch=steps_ahead(config, hardware),
+        prefetch=prefetch_depth(config, hardware),
         precision=config.precision,
         hot_inputs=None if folder is None else lambda hot: _hot_share(folder, hot),
     )
 
 
-def steps_ahead(config: PlanConfig, hardware: Hardware) -> int:
+def prefetch_depth(config: PlanConfig, hardware: Hardware) -> int:
     """How many steps ahead far rows are fetched: as was said, or as pays on such a machine.
 
     A GPU computes while rows move; the cores of a CPU would do both.
     """
     if config.prefetch is not None:
         return config.prefetch
-    return AHEAD_ON_GPU if hardware.device == "cuda" and config.world_size == 1 else 0
+    return GPU_PREFETCH if hardware.device == "cuda" and config.world_size == 1 else 0
 
 
 def _refuse_incomplete(hardware: Hardware) -> None:

@@ -10,7 +10,7 @@ from holdall.tables import Method
 Tail = Literal["device", "host", "disk", "compressed", "sharded"]
 StrategyName = Literal["plain", "host", "split", "hot-batches", "two-fold"]
 TIERS = ("device", "host", "disk")
-STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "send_back", "communicate")
+STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate")
 """Parts of a step: batch in, distinct far rows found, brought, looked up; the dense part forward and backward; rows and
 dense parameters updated; far rows sent back; what processes say to each other."""
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
-from holdall.distributed.table_wise import deal_tables
+from holdall.distributed.table_wise import assign_tables
 from holdall.planning.collective_cost import Links, Message
 from holdall.planning.forecast import memory, staging_rows
 from holdall.planning.messages import (
@@ -204,7 +204,7 @@ def _owners(problem: Problem, tables: Sequence[TablePlan]) -> dict[str, int]:
         for t in tables
     }
     loads = {table.name: problem.lookups[table.name].per_sample for table in tables}
-    return deal_tables(sizes, loads, problem.world_size)
+    return assign_tables(sizes, loads, problem.world_size)
 
 
 def _messages(

@@ -200,7 +200,7 @@ def stage_seconds(
     if on_host and problem.hardware.device != "cpu":
         size = 4 * problem.dim * sum(load.lookups for load in loads.values())
         found["fetch"] = problem.hardware.copy["to_device_pinned"].seconds(size)
-        found["send_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
+        found["write_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
     elif strategy in ("split", "hot-batches", "two-fold"):
         found.update(far_seconds(problem, tables, loads))
     found["dense"] = dense_seconds(problem)
@@ -224,16 +224,16 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     tiered = [loads[table.name] for table in tables if table.tiered]
     from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
     from_host = sum(load.far for load in tiered) - from_disk - from_cache
-    found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "send_back": 0.0}
+    found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "write_back": 0.0}
     mapped = "host" if problem.hardware.captured is None else COPIED
     for tier, rows in (("host", from_host), (mapped, from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
-            found["send_back"] += problem.send_back_seconds(rows, tier)
+            found["write_back"] += problem.send_back_seconds(rows, tier)
     if from_cache > 1e-9:
         reads, writes = page_faults(problem, tables, loads)
         found["fetch"] += reads * problem.fault_seconds("read")
-        found["send_back"] += writes * problem.fault_seconds("write")
+        found["write_back"] += writes * problem.fault_seconds("write")
     return found
 
 
@@ -374,7 +374,7 @@ def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *
     `copied`: on a GPU, the host copies some far rows, so its threads have all that moves rows to do.
     """
     near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
-    far = stages["find"] + stages["fetch"] + stages["send_back"]
+    far = stages["find"] + stages["fetch"] + stages["write_back"]
     if problem.hardware.captured is not None:
         return _step_of_gpu(problem, stages, strategy, near, far, copied)
     overlap = problem.hardware.overlap
@@ -400,4 +400,4 @@ def _step_of_gpu(
         return near + far + launch
     if copied:
         return max(near, launch + far)
-    return max(near + stages["find"], stages["fetch"], stages["send_back"], launch)
+    return max(near + stages["find"], stages["fetch"], stages["write_back"], launch)

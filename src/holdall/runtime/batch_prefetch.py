@@ -9,10 +9,10 @@ import torch
 
 from holdall.data.batch import Batch
 from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
-from holdall.runtime.worker_thread import HelperThread, made_ahead
+from holdall.runtime.worker_thread import WorkerThread, prefetch_map
 
 
-def copied_ahead(
+def prefetch_to_device(
     batches: Iterator[Batch], device: torch.device, check: Callable[[Batch], None]
 ) -> Generator[tuple[Batch, Batch], None, None]:
     """`(batch, the same on the device)`; `check` sees every batch on the host, before it is copied.
@@ -26,7 +26,7 @@ def copied_ahead(
         return
     stream = torch.cuda.Stream(device)
     waiting: tuple[Batch, PackedBatch, torch.cuda.Event] | None = None
-    with HelperThread("read") as thread, closing(made_ahead(batches, checked_and_pinned(check), thread)) as ready:
+    with WorkerThread("read") as thread, closing(prefetch_map(batches, checked_and_pinned(check), thread)) as ready:
         for batch, made in ready:
             if made.exception() is not None and waiting is not None:
                 yield _take(waiting, device)

@@ -19,7 +19,7 @@ MOST_KEYS = 256
 forgotten."""
 
 
-class Replayed:
+class GraphCache:
     """Runs launches as they are while it is `off`, and as graphs otherwise.
 
     The first time that a key comes its launches run as usual, which compiles their kernels; then they are captured.

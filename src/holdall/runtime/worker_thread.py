@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 import torch
 
-FEW = 4
+MAX_INTRAOP_THREADS = 4
 """Threads of an operation in such a thread, beside a GPU: more get in each other's way, and in the step's. Gathering
 40,000 rows of 256 bytes out of 12 GB took 0.9 ms with 4, 3.0 with 8 and 6.0 with 16 of them, on 16 cores."""
-READY = 3
+PREFETCH_BATCHES = 3
 """Things that are made ready before their turn."""
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
 
-class HelperThread(ThreadPoolExecutor):
+class WorkerThread(ThreadPoolExecutor):
     """Does one thing after the other; with `few`, no operation takes more than so many threads."""
 
-    def __init__(self, name: str, few: int | None = FEW):
+    def __init__(self, name: str, few: int | None = MAX_INTRAOP_THREADS):
         super().__init__(1, thread_name_prefix=f"holdall-{name}")
         self._last: Future[Any] | None = None
         if few is not None:
@@ -40,7 +40,7 @@ class HelperThread(ThreadPoolExecutor):
             wait([self._last])
 
 
-class AtOnce(Executor):
+class InlineExecutor(Executor):
     """Runs what it is given where it is asked to, at once."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -52,15 +52,15 @@ class AtOnce(Executor):
         return future
 
 
-def made_ahead(
-    items: Iterator[Item], make: Callable[[Item], Made], thread: Executor, count: int = READY
+def prefetch_map(
+    items: Iterator[Item], make: Callable[[Item], Made], thread: Executor, count: int = PREFETCH_BATCHES
 ) -> Generator[tuple[Item, Future[Made]], None, None]:
     """The items, each with what was made of it. The thread draws them and makes it, so many before their turn: one
     thread rather than two, since each time they take turns costs as much as making a small batch ready.
 
     What goes wrong in drawing is raised here, in making when the result is asked for. Close this before `items`.
     """
-    at_once = AtOnce()
+    at_once = InlineExecutor()
 
     def draw() -> tuple[Item, Future[Made]] | None:
         for item in items:

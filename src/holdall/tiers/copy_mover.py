@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdall.tiers.host_rows import FarRows, LazyRows
+from holdall.tiers.host_rows import HostRows, LazyRows
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Written:
     """Bytes moved to tell the device."""
 
 
-class Transfer:
+class CopyMover:
     """Copies rows to a device and back.
 
     On a GPU they go through page-locked memory, on the current stream, and what turns stored rows into values runs
@@ -32,7 +32,7 @@ class Transfer:
     def __init__(self, device: torch.device):
         self.device = device
 
-    def written(self, far: FarRows, host_rows: Tensor) -> Written | None:
+    def written(self, far: HostRows, host_rows: Tensor) -> Written | None:
         """Which of these rows `far` was ever given; None where all were, or nobody knows."""
         if not isinstance(far, LazyRows):
             return None
@@ -44,7 +44,7 @@ class Transfer:
 
     def fetch(
         self,
-        far: FarRows,
+        far: HostRows,
         host_rows: Tensor,
         rows: Tensor,
         room: Tensor,
@@ -70,7 +70,7 @@ class Transfer:
             room.copy_(found)
         return stored.numel() * found[:1].nbytes
 
-    def send_back(self, far: FarRows, host_rows: Tensor, rows: Tensor, room: Tensor, before: Tensor | None) -> int:
+    def write_back(self, far: HostRows, host_rows: Tensor, rows: Tensor, room: Tensor, before: Tensor | None) -> int:
         """`room` into rows `host_rows` of `far`, or its difference from `before` added to them; the bytes moved."""
         if before is not None:
             far.add(host_rows, (room - before).cpu())

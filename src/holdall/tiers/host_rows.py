@@ -38,7 +38,7 @@ def lets_go(num_bytes: int) -> bool:
     return num_bytes > RESIDENT_BYTES
 
 
-class FarRows:
+class HostRows:
     """Rows [R, ...] in host memory. What is stored of a row (`raw`) may be another thing than its values."""
 
     def __init__(self, tensor: Tensor):
@@ -122,7 +122,7 @@ class MappedFile:
             self._touched = 0
 
 
-class DiskRows(FarRows):
+class DiskRows(HostRows):
     """Rows in a file, zeros at first."""
 
     def __init__(self, path: Path, shape: Sequence[int], dtype: torch.dtype):
@@ -140,7 +140,7 @@ class DiskRows(FarRows):
 
 
 @dataclass(frozen=True)
-class Beginnings:
+class InitialValues:
     """Initial values of the rows of several tables that lie end to end."""
 
     starts: Tensor
@@ -155,17 +155,17 @@ class Beginnings:
         table = torch.searchsorted(self.starts, rows, right=True) - 1
         return initial_rows(rows - self.starts[table], dim, self.seeds[table], self.stds[table])
 
-    def to(self, device: torch.device) -> Beginnings:
-        return Beginnings(self.starts.to(device), self.seeds.to(device), self.stds.to(device))
+    def to(self, device: torch.device) -> InitialValues:
+        return InitialValues(self.starts.to(device), self.seeds.to(device), self.stds.to(device))
 
 
-class LazyRows(FarRows):
+class LazyRows(HostRows):
     """Rows over a `store` of zeros: a row is what `beginnings` say, exclusive-or what is stored.
 
     `touched` [R] bool says which rows were ever written: a byte a row.
     """
 
-    def __init__(self, store: FarRows, beginnings: Beginnings):
+    def __init__(self, store: HostRows, beginnings: InitialValues):
         super().__init__(store.tensor)
         self.store = store
         self.touched = torch.zeros(store.tensor.shape[0], dtype=torch.bool)
@@ -200,24 +200,24 @@ class LazyRows(FarRows):
         self.write(torch.arange(start, start + values.shape[0]), values.cpu())
 
 
-def stored_rows(host: DensePack, folder: Path | None) -> tuple[FarRows, Callable[[str, Tensor], FarRows]]:
+def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callable[[str, Tensor], HostRows]]:
     """Where the rows of a pack live, and a function that makes room for more of the same, by name and shape.
 
     The storage of the pack itself; or, if it has none yet, memory or files (with a `folder`) of rows that take no place
     until they are touched.
     """
     if not host.storage.is_meta:
-        return FarRows(host.storage), lambda name, like: FarRows(torch.zeros(like.shape, dtype=like.dtype))
+        return HostRows(host.storage), lambda name, like: HostRows(torch.zeros(like.shape, dtype=like.dtype))
 
-    def new(name: str, like: Tensor) -> FarRows:
+    def new(name: str, like: Tensor) -> HostRows:
         if folder is None:
-            return FarRows(unreserved(like.shape, like.dtype))
+            return HostRows(unreserved(like.shape, like.dtype))
         return DiskRows(folder / f"{name}.rows", like.shape, like.dtype)
 
     tables = host.tables.values()
     seeds = [table.seed for table in tables if table.seed is not None]
     assert len(seeds) == len(host.tables), "every table draws a seed"
-    beginnings = Beginnings(
+    beginnings = InitialValues(
         starts=torch.tensor([host.starts[name] for name in host.tables]),
         seeds=torch.tensor(seeds),
         stds=torch.tensor([table.init_std for table in tables]),

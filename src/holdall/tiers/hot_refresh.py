@@ -24,7 +24,7 @@ LARGEST_WEIGHT = 2.0**40
 """Beyond it all counts are scaled down: float32 has room above, and a count of 1 is then below every other's error."""
 
 
-class Renumbering:
+class HotRefresh:
     """Places and counts of every row of a pack; both are indexed by the row's number in the host's storage."""
 
     def __init__(self, pack: TieredPack, decay: float = 0.5):
@@ -90,7 +90,7 @@ class Renumbering:
         """Swap the coldest hot rows for hotter ones of the same table; how many rows came in.
 
         The i-th coldest hot row meets the i-th hottest other row and gives way when it was looked up less, so nothing
-        moves between equals. The rows of the room must be home (`send_back`).
+        moves between equals. The rows of the room must be home (`write_back`).
         """
         assert pack.working is None, "rows of a step are out"
         hot_places, cold_places = [], []

@@ -22,10 +22,10 @@ from holdall.common.sizes import readable_bytes
 from holdall.data.batch import features_at
 from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
 from holdall.kernels.host_rows import NOBODY, Initial
-from holdall.runtime.graph_cache import Replayed, where
+from holdall.runtime.graph_cache import GraphCache, where
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
-from holdall.tiers.host_rows import Beginnings, DiskRows, FarRows, LazyRows
+from holdall.tiers.host_rows import DiskRows, HostRows, InitialValues, LazyRows
 from holdall.tiers.pinned_memory import pin
 from holdall.tiers.staging import with_spare
 from holdall.tiers.working_set import KernelSet, WorkingSet
@@ -50,7 +50,7 @@ class Notes:
     """The others as in `KernelSet`."""
 
 
-class KernelMoves:
+class KernelMover:
     """What a `TieredPack` asks for its rows, where kernels can reach the host's."""
 
     def __init__(self, pack: TieredPack):
@@ -65,7 +65,7 @@ class KernelMoves:
         self._info: dict[tuple[str, ...], Tensor] = {}
         self._notes: dict[int, Notes] = {}
         """By room."""
-        self.launches = Replayed(pack.device)
+        self.launches = GraphCache(pack.device)
         self.pin()
 
     def pin(self) -> None:
@@ -179,7 +179,7 @@ class KernelMoves:
         """Rows and state from the host into the room of a set, but for those that other rooms hold."""
         self._move(working, home=False)
 
-    def send_back(self, working: KernelSet) -> None:
+    def write_back(self, working: KernelSet) -> None:
         self._move(working, home=True)
 
     def _move(self, working: KernelSet, *, home: bool) -> None:
@@ -204,7 +204,7 @@ class KernelMoves:
                 source=None if home else working.source,
                 initial=self._initial if number == 0 else None,
                 touched=touched if number == 0 else None,
-                shape=host_rows_triton.BESIDE if self.beside_steps else host_rows_triton.ALONE,
+                shape=host_rows_triton.BESIDE_STEPS if self.beside_steps else host_rows_triton.WHOLE_DEVICE,
             )
 
     def take(self, working: KernelSet) -> None:
@@ -235,12 +235,12 @@ def _wide(rows: Tensor) -> Tensor:
     return rows if rows.ndim == 2 else rows[:, None]
 
 
-def _initial(beginnings: Beginnings, device: torch.device) -> Initial:
+def _initial(beginnings: InitialValues, device: torch.device) -> Initial:
     near = beginnings.to(device)
     return Initial(near.starts, near.seeds, near.stds, quantiles(device), (stream(0), stream(1)))
 
 
-def why_not_by_kernels(far: FarRows, device: torch.device) -> str | None:
+def why_not_by_kernels(far: HostRows, device: torch.device) -> str | None:
     """Why kernels on a device cannot move these rows; None when they can."""
     store = far.store if isinstance(far, LazyRows) else far
     if not HAS_TRITON:
@@ -265,7 +265,7 @@ def always(row_bytes: int, num_rows: int) -> bool:
     return True
 
 
-def chosen(asked: str, far: FarRows, device: torch.device, is_faster: KernelIsFaster = always) -> bool:
+def chosen(asked: str, far: HostRows, device: torch.device, is_faster: KernelIsFaster = always) -> bool:
     """Whether kernels move these rows: `kernel`, or `auto` where they can and `is_faster` says yes.
 
     An explicit `kernel` that cannot be had is an error.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from holdall.tables.initial_rows import fill_with_initial_rows
-from holdall.tiers.host_rows import FarRows
+from holdall.tiers.host_rows import HostRows
 
 
 class TensorByRows(Protocol):
@@ -48,7 +48,7 @@ class TensorByRows(Protocol):
 class LazyTensor:
     """Rows `start` to `start + num_rows` of far rows, a table's share of a pack."""
 
-    far: FarRows
+    far: HostRows
     all_touched: Tensor
     start: int
     num_rows: int

@@ -29,23 +29,29 @@ from holdall.common.errors import ConfigError, HoldallError, TierError
 from holdall.data.batch import Batch
 from holdall.runtime.device_times import DeviceTimes
 from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
-from holdall.runtime.worker_thread import FEW, READY, AtOnce, HelperThread, made_ahead
+from holdall.runtime.worker_thread import (
+    MAX_INTRAOP_THREADS,
+    PREFETCH_BATCHES,
+    InlineExecutor,
+    WorkerThread,
+    prefetch_map,
+)
 from holdall.tiers.placement import Tiers
 from holdall.tiers.working_set import WorkingSet
 
 Consistency = Literal["exact", "stale"]
 
-AHEAD_ON_GPU = 2
+GPU_PREFETCH = 2
 """Steps that rows are fetched ahead on a GPU where nobody says otherwise: it changes no bit of the result."""
 
 
 @dataclass
-class Step:
+class PipelineStep:
     """A batch on its way through the stages."""
 
     number: int
     batch: Batch
-    before: list[Step]
+    before: list[PipelineStep]
     """Those that the pipeline held when it started, the oldest first."""
     ready: Future[PackedBatch] | None = None
     """The batch, checked and where a GPU can copy it from, until it has."""
@@ -65,7 +71,7 @@ class Pipeline:
     """The stages around a training step; see the module's text.
 
     `refresh_every`: after so many steps rows may change places (`Tiers.refresh`), so nothing is fetched across that.
-    `stage(name)` is entered around the stages `find`, `fetch` and `send_back`, on the threads that run them. With
+    `stage(name)` is entered around the stages `find`, `fetch` and `write_back`, on the threads that run them. With
     `graphs`, what a GPU's host launches where kernels move rows is replayed from CUDA graphs.
     """
 
@@ -86,25 +92,25 @@ class Pipeline:
         self._stage = stage
         self.device = tiers.device
         on_gpu = self.device.type == "cuda"
-        few = FEW if on_gpu else None
-        self._reader = HelperThread("read", few) if on_gpu else None
+        few = MAX_INTRAOP_THREADS if on_gpu else None
+        self._reader = WorkerThread("read", few) if on_gpu else None
         """Draws batches, checks them and makes them ready to be copied, on a GPU."""
         # Where kernels move the rows, all stages are launches: threads would only wait for the interpreter's lock. On a
         # CPU they would take its cores: with nothing to do ahead, a step of a small DLRM took 20 ms instead of 14.
         launches_only = on_gpu and all(pack.moves is not None for pack in tiers.packs)
         threads = depth > 0 if not on_gpu else not launches_only
-        self._fetcher: Executor = HelperThread("fetch", few) if threads else AtOnce()
-        self._returner: Executor = HelperThread("return", few) if threads else AtOnce()
+        self._fetcher: Executor = WorkerThread("fetch", few) if threads else InlineExecutor()
+        self._returner: Executor = WorkerThread("return", few) if threads else InlineExecutor()
         # What moves rows is small and the steps ahead wait for it: it goes before what computes.
         self._fetch_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self._return_stream = torch.cuda.Stream(self.device, priority=-1) if on_gpu else None
         self.times: DeviceTimes | None = None
         """Where the device's times of the stages are kept, by those who ask for them."""
-        self._done: deque[Step] = deque(maxlen=depth + 2)
+        self._done: deque[PipelineStep] = deque(maxlen=depth + 2)
         """Steps whose memory streams may still read: the next but K waits for them before it takes any."""
-        self._recent: deque[Step] = deque(maxlen=depth + 1)
+        self._recent: deque[PipelineStep] = deque(maxlen=depth + 1)
         """The steps started last, the newest at the end."""
-        self._current: Step | None = None
+        self._current: PipelineStep | None = None
         self._last_return: Future[None] | None = None
         """Sends back the rows of the newest step that is done; those of the others went before."""
         self._broken = False
@@ -125,7 +131,7 @@ class Pipeline:
         `check` sees every batch before anything is done with it; what it raises comes at that batch's turn. `first` is
         the number of the first step. Close the iterator if it is not exhausted.
         """
-        waiting: deque[Step] = deque()
+        waiting: deque[PipelineStep] = deque()
         number = first
         read = self._read_ahead(batches, check)
         try:
@@ -171,22 +177,22 @@ class Pipeline:
         if self._reader is None:
             yield from ((batch, None) for batch in batches)
             return
-        count = READY if self.depth else 0
-        yield from made_ahead(batches, checked_and_pinned(check), self._reader, count)
+        count = PREFETCH_BATCHES if self.depth else 0
+        yield from prefetch_map(batches, checked_and_pinned(check), self._reader, count)
 
     def _start(
         self, number: int, batch: Batch, ready: Future[PackedBatch] | None, check: Callable[[Batch], None]
-    ) -> Step:
-        step = Step(number, batch, list(self._recent), ready)
+    ) -> PipelineStep:
+        step = PipelineStep(number, batch, list(self._recent), ready)
         self._recent.append(step)
         self._submit(step, check)
         return step
 
-    def _submit(self, step: Step, check: Callable[[Batch], None]) -> None:
+    def _submit(self, step: PipelineStep, check: Callable[[Batch], None]) -> None:
         step.found = self._fetcher.submit(self._find, step, check)
         step.fetched = self._fetcher.submit(self._fetch, step)
 
-    def _find(self, step: Step, check: Callable[[Batch], None]) -> None:
+    def _find(self, step: PipelineStep, check: Callable[[Batch], None]) -> None:
         """Find the rows of a step, and which of them the steps before it hold."""
         if step.ready is not None:
             with _named(step, "reading"):
@@ -214,7 +220,7 @@ class Pipeline:
             self._memory[room] = torch.empty(size, dtype=torch.uint8, device=self.device)
         return batch.to_memory(self._memory[room], non_blocking=True)
 
-    def _fetch(self, step: Step) -> None:
+    def _fetch(self, step: PipelineStep) -> None:
         assert step.found is not None
         step.found.result()
         oldest = step.before[0] if len(step.before) > self.depth else None
@@ -229,7 +235,9 @@ class Pipeline:
             if self._fetch_stream is not None:
                 step.in_room = self._fetch_stream.record_event()
 
-    def _enter(self, step: Step, waiting: Iterable[Step], check: Callable[[Batch], None]) -> tuple[Batch, Batch]:
+    def _enter(
+        self, step: PipelineStep, waiting: Iterable[PipelineStep], check: Callable[[Batch], None]
+    ) -> tuple[Batch, Batch]:
         """Hand a step over to computing, with its rows."""
         assert step.found is not None
         step.found.result()
@@ -242,7 +250,7 @@ class Pipeline:
         self._current = step
         return step.batch, step.moved
 
-    def _make_room(self, steps: list[Step], check: Callable[[Batch], None]) -> None:
+    def _make_room(self, steps: list[PipelineStep], check: Callable[[Batch], None]) -> None:
         """See that the first of these steps, which are yet to be computed, has room for its rows.
 
         If not, all of them start over in larger rooms: who has a row changed with what was left out.
@@ -259,7 +267,7 @@ class Pipeline:
             assert first.found is not None
             first.found.result()
 
-    def _arrive(self, step: Step) -> None:
+    def _arrive(self, step: PipelineStep) -> None:
         """Wait for the rows of a step and take over those that other rooms hold."""
         assert step.fetched is not None
         step.fetched.result()
@@ -290,15 +298,15 @@ class Pipeline:
         if self.depth == 0:
             self._wait_for_returns()
 
-    def _return(self, step: Step, computed: Any, before: Future[None] | None) -> None:
+    def _return(self, step: PipelineStep, computed: Any, before: Future[None] | None) -> None:
         if before is not None:
             before.result()  # after rows that were lost nothing is home, whatever else succeeds
-        with self._stage("send_back"), _named(step, "sending back"):
+        with self._stage("write_back"), _named(step, "sending back"):
             if self._return_stream is not None:
                 self._return_stream.wait_event(computed)
-            with self._timed("send_back", self._return_stream):
+            with self._timed("write_back", self._return_stream):
                 for pack, working in zip(self.tiers.packs, step.sets, strict=True):
-                    pack.take_home(working)
+                    pack.write_back(working)
             if self._return_stream is not None:
                 step.home = self._return_stream.record_event()
 
@@ -333,7 +341,7 @@ def rooms_for(depth: int) -> int:
 
 
 @contextmanager
-def _named(step: Step, stage: str) -> Iterator[None]:
+def _named(step: PipelineStep, stage: str) -> Iterator[None]:
     """Name the step and stage that went wrong."""
     try:
         yield

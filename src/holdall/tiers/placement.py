@@ -15,7 +15,7 @@ from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.embedding.dense_pack import DensePack
 from holdall.models.model import Model
 from holdall.tables.dense import DenseTable
-from holdall.tiers.hot_refresh import Renumbering
+from holdall.tiers.hot_refresh import HotRefresh
 from holdall.tiers.kernel_mover import KernelIsFaster, always
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.tiered_pack import TieredPack
@@ -57,11 +57,11 @@ class Tiers:
         for pack in self.packs:
             pack.working = None
 
-    def send_back(self) -> None:
+    def write_back(self) -> None:
         """Return those rows to the host, after their update."""
         for pack in self.packs:
             assert pack.working is not None, "no rows were fetched"
-            pack.take_home(pack.working)
+            pack.write_back(pack.working)
             pack.working = None
 
     def flush(self) -> None:
@@ -128,7 +128,7 @@ def place(
     """Leave the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
 
     `hot_rows` is how many rows of each table are hot. Call it once, before the optimizer is made. With `refreshes`, the
-    hot rows may be exchanged for others (see `Renumbering`). `num_rooms` is how many steps can have rows on the device
+    hot rows may be exchanged for others (see `HotRefresh`). `num_rooms` is how many steps can have rows on the device
     at a time (see `holdall.tiers.pipeline.rooms_for`).
 
     Dense tables that were built on `meta` get rows that take no place until they are touched. `tails` says where the
@@ -172,7 +172,7 @@ def place(
         )
     if refreshes:
         for tiered in packs:
-            tiered.renumbering = Renumbering(tiered)
+            tiered.renumbering = HotRefresh(tiered)
     bags.packs = [*whole, *packs]
     return Tiers(bags, packs, device)
 

@@ -22,10 +22,10 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids, features_at
 from holdall.embedding.dense_pack import DensePack
 from holdall.kernels.host_rows import ROOM_SHIFT, find, held_by
-from holdall.tiers.copy_mover import Transfer
-from holdall.tiers.host_rows import FarRows, LazyRows, stored_rows
-from holdall.tiers.hot_refresh import Renumbering
-from holdall.tiers.kernel_mover import KernelIsFaster, KernelMoves, always, chosen
+from holdall.tiers.copy_mover import CopyMover
+from holdall.tiers.host_rows import HostRows, LazyRows, stored_rows
+from holdall.tiers.hot_refresh import HotRefresh
+from holdall.tiers.kernel_mover import KernelIsFaster, KernelMover, always, chosen
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.staging import grown, with_spare
 from holdall.tiers.traffic import Traffic
@@ -70,12 +70,12 @@ class TieredPack(DensePack):
         self.room_rows = 0
         self.storage = torch.empty(self.num_hot, host.storage.shape[1], dtype=host.storage.dtype, device=self.device)
         self.slots: dict[str, Tensor] = {}
-        self.far_slots: dict[str, FarRows] = {}
-        self.renumbering: Renumbering | None = None
+        self.far_slots: dict[str, HostRows] = {}
+        self.renumbering: HotRefresh | None = None
         """Where each id's row is, once rows have changed places; None while id and place are one."""
         self.traffic = Traffic()
-        self.transfer = Transfer(self.device)
-        self.moves = KernelMoves(self) if chosen(fetch_by, self.far, self.device, kernel_is_faster) else None
+        self.transfer = CopyMover(self.device)
+        self.moves = KernelMover(self) if chosen(fetch_by, self.far, self.device, kernel_is_faster) else None
         """Kernels that reach the host's rows; None where the host copies them (`transfer`)."""
         self.working: WorkingSet | None = None
         self.all_hot = False
@@ -118,7 +118,7 @@ class TieredPack(DensePack):
         table = self.tables[name]
         return self._saved(self.far, name, {"std": table.init_std, "seed": table.seed})
 
-    def _saved(self, far: FarRows, name: str, initial: dict[str, Any]) -> LazyTensor:
+    def _saved(self, far: HostRows, name: str, initial: dict[str, Any]) -> LazyTensor:
         assert isinstance(self.far, LazyRows)
         start, num_rows = self.starts[name], self.tables[name].num_rows
         return LazyTensor(far, self.far.touched, start, num_rows, initial)
@@ -247,7 +247,7 @@ class TieredPack(DensePack):
     def bring(self, working: WorkingSet, *, keep: bool = False) -> None:
         """Copy the rows of a working set and their state from the host into its room, but for those others hold.
 
-        With `keep`, remember them, so that `take_home` can add what changed instead of replacing what is there.
+        With `keep`, remember them, so that `write_back` can add what changed instead of replacing what is there.
         """
         if isinstance(working, KernelSet):
             assert self.moves is not None
@@ -291,11 +291,11 @@ class TieredPack(DensePack):
                 self._entered[shape] = torch.empty(shape, dtype=narrow, device=self.device)
             working.entered = self._entered[shape].copy_(self._in_its_room(working))
 
-    def take_home(self, working: WorkingSet) -> None:
+    def write_back(self, working: WorkingSet) -> None:
         """Copy the rows of a working set, updated, to the host: or add what changed, where `bring` kept them."""
         if isinstance(working, KernelSet):
             assert self.moves is not None
-            self.moves.send_back(working)
+            self.moves.write_back(working)
             num_far, num_rows, num_held = working.numbers()
             if working.located is not None:
                 self.traffic.hot_lookups += working.located.numel() - num_far
@@ -307,7 +307,7 @@ class TieredPack(DensePack):
             return
         for number, (far, room) in enumerate(zip(self.far_rows(), self.room(working), strict=True)):
             before = None if working.before is None else working.before[number]
-            self.traffic.sent_back += self.transfer.send_back(far, working.host_rows, working.rows, room, before)
+            self.traffic.sent_back += self.transfer.write_back(far, working.host_rows, working.rows, room, before)
 
     def _row_bytes(self) -> int:
         """Bytes of a row and its state."""
@@ -332,7 +332,7 @@ class TieredPack(DensePack):
         """The device's weights and optimizer state."""
         return [self.storage, *self.slots.values()]
 
-    def far_rows(self) -> list[FarRows]:
+    def far_rows(self) -> list[HostRows]:
         """The host's weights and optimizer state, in the order of `near_tensors`."""
         return [self.far, *(self.far_slots[slot] for slot in self.slots)]
 
@@ -363,7 +363,7 @@ class TieredPack(DensePack):
                     else:
                         self.traffic.flushed += self._refill(far, here, self.starts[name])
 
-    def _refill(self, far: FarRows, here: Tensor, start: int) -> int:
+    def _refill(self, far: HostRows, here: Tensor, start: int) -> int:
         """Copy rows from `start` on, a block at a time; the bytes moved.
 
         How lazy ones begin is worked out where they go: nothing is moved while none was ever written.

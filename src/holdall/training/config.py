@@ -17,7 +17,7 @@ from holdall.optim.optimizers import OptimizerConfig, OptimizerName
 from holdall.optim.schedule import Schedule
 from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
-from holdall.tiers.pipeline import AHEAD_ON_GPU
+from holdall.tiers.pipeline import GPU_PREFETCH
 
 OPTIONAL_COUNTS = (
     "steps",
@@ -292,11 +292,11 @@ class TrainConfig(ModelSettings):
             document[name] = {"method": value} if value in METHODS else plain_value(value)
         return method_from_json(document)
 
-    def steps_ahead(self, device: torch.device) -> int:
+    def prefetch_depth(self, device: torch.device) -> int:
         """How many steps ahead one process fetches rows: as was said, or as pays on such a device."""
         if self.prefetch is not None:
             return self.prefetch
-        return AHEAD_ON_GPU if device.type == "cuda" and self.consistency == "exact" else 0
+        return GPU_PREFETCH if device.type == "cuda" and self.consistency == "exact" else 0
 
     def optimizer_config(self) -> OptimizerConfig:
         seed = self.seed if self.stochastic_rounding else None

@@ -9,7 +9,7 @@ from typing import Any
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.schema import Schema
 from holdall.distributed.addresses import processes_here
-from holdall.distributed.processes import ALONE, Processes
+from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.planning.memory_check import check_free_memory
 from holdall.planning.plan import Plan
 from holdall.training.config import TrainConfig
@@ -19,7 +19,7 @@ PLAN_FILE = "plan.json"
 
 
 def follow(
-    config: TrainConfig, schema: Schema, out: Path, *, resume: bool = False, processes: Processes = ALONE
+    config: TrainConfig, schema: Schema, out: Path, *, resume: bool = False, processes: Processes = SINGLE_PROCESS
 ) -> tuple[TrainConfig, Plan]:
     """The settings of a run with what its plan decides, and the plan; a copy of it is left in the run folder.
 
@@ -80,7 +80,7 @@ def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
 ONE_CALL = ("dense", "update")
 """Stages that are compared as one: the backward of tables, which a plan counts with their update, is measured with that
 of the dense part."""
-EXCHANGED = ("find", "fetch", "send_back", "communicate")
+EXCHANGED = ("find", "fetch", "write_back", "communicate")
 """Stages of several processes that are compared as one: rows and gradients on their way between them, measured where a
 step waits for them (`fetch`, `exchange`)."""
 

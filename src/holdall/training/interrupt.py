@@ -23,7 +23,7 @@ class Interrupt:
 
 
 @contextmanager
-def held_interrupts(echo_seconds: float = 0.0) -> Iterator[Interrupt]:
+def deferred_interrupts(echo_seconds: float = 0.0) -> Iterator[Interrupt]:
     """While the block runs, the first SIGINT or SIGTERM only sets a flag; a second one acts at once.
 
     Those within `echo_seconds` of the first are the same one said again: a terminal sends Ctrl-C to torchrun and to its

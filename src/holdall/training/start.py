@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdall.common.environment import versions
 from holdall.common.files import refuse_existing
-from holdall.common.folder_lock import refuse_held
+from holdall.common.folder_lock import refuse_locked
 from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes, RankLog
 from holdall.distributed.shared_folder import check_shared
@@ -30,7 +30,7 @@ def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite:
     """
 
     def free() -> None:
-        refuse_held(out)
+        refuse_locked(out)
         if not resume and not _was_refused(out):
             refuse_existing(out, overwrite=overwrite, what="run folder")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
-from holdall.distributed.processes import ElsewhereError
+from holdall.distributed.processes import PeerError
 from holdall.models.loss import logloss, squared_length
 from holdall.optim.optimizers import Optimizers
 from holdall.runtime.captured_step import CapturedStep
@@ -29,7 +29,7 @@ UNREAD_LOSSES = 64
 """Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
 
 
-class Step:
+class TrainStep:
     """What a step of a run does with a batch whose ids have been checked.
 
     `refuse(batch, loss, place, done)` ends the run for a loss that is not finite, on the rank that had the batch.
@@ -160,7 +160,7 @@ class Step:
                 if rank == self.processes.rank:
                     self._refuse(batch, loss, place, done)
                 if math.isfinite(losses[self.processes.rank]):
-                    raise ElsewhereError(f"the loss of rank {rank} is {loss} at {place}: {done}")
+                    raise PeerError(f"the loss of rank {rank} is {loss} at {place}: {done}")
         if any(stops):
             self.stop_asked.signal = 1
         return sum(losses)

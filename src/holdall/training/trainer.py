@@ -20,14 +20,14 @@ from holdall.checkpoint import HotPart
 from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, NonFiniteLossError
 from holdall.common.files import write_json
-from holdall.common.folder_lock import held
+from holdall.common.folder_lock import locked
 from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
 from holdall.data.schema import Schema
-from holdall.distributed.processes import ALONE, Processes, RankLog, joined
-from holdall.evaluation.evaluate_model import Part, evaluate_model, rank_model
+from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog, process_group
+from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
 from holdall.kernels.dispatch import kernel_path, takes_triton
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
@@ -37,10 +37,10 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compared, follow
 from holdall.training.hot_batches import Segment
-from holdall.training.interrupt import Interrupt, held_interrupts
+from holdall.training.interrupt import Interrupt, deferred_interrupts
 from holdall.training.resume import refuse_other_settings
 from holdall.training.start import agree_on_run, make_run_folder
-from holdall.training.step import Step
+from holdall.training.step import TrainStep
 from holdall.training.strategies.registry import find_strategy
 from holdall.training.tracking import BAD_BATCH_FILE, RunLog, save_batch
 
@@ -75,15 +75,15 @@ def train(
     try:
         # Signals are held for longer than processes are joined: when this one has let go of the others, they end, and
         # torchrun would end this one before it has said why.
-        with ExitStack() as signals, joined(pick_device(config.device), config.timeout) as processes:
+        with ExitStack() as signals, process_group(pick_device(config.device), config.timeout) as processes:
             several = processes.world_size > 1
-            interrupt = signals.enter_context(held_interrupts(ECHO_SECONDS if several else 0.0))
+            interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0))
             with (
                 make_run_folder(out, processes, resume=resume, overwrite=overwrite) as notes,
                 kernel_path(config.kernels),
             ):
                 trainer = Trainer(Path(data), out, config, resume=resume, quiet=quiet, processes=processes, notes=notes)
-                with held(out) if processes.rank == 0 else nullcontext():
+                with locked(out) if processes.rank == 0 else nullcontext():
                     return trainer.run(interrupt)
     finally:
         if config.deterministic:
@@ -101,7 +101,7 @@ class Trainer:
         *,
         resume: bool = False,
         quiet: bool = False,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
         notes: RankLog | None = None,
     ):
         self.processes, self.notes = processes, notes
@@ -130,7 +130,7 @@ class Trainer:
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.strategy.attach(self.optimizers)
         self._say(self.strategy.describe())
-        self.steps = Step(config, self.strategy, self.optimizers, self._refuse_batch)
+        self.steps = TrainStep(config, self.strategy, self.optimizers, self._refuse_batch)
         self._interrupt = Interrupt()
         self.step = 0
         self.epoch = 0
@@ -260,7 +260,7 @@ class Trainer:
         """Evaluate on the validation split; whether to stop early."""
         assert self.valid is not None
         self._read_losses()
-        part = Part(self.processes.rank, self.processes.world_size, self.strategy.reduce, self.strategy.bring)
+        part = SplitShare(self.processes.rank, self.processes.world_size, self.strategy.reduce, self.strategy.bring)
         with self.strategy.evaluating():
             metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=part)
             if self.ranks:
@@ -333,7 +333,7 @@ class Trainer:
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
         """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
         state, where, keep = self._state(), self.out / folder, keep or self.config.keep
-        with self.strategy.tables_at_home():
+        with self.strategy.checkpoint_view():
             path = self._saver.save(where, self.step, self._saved(), state, keep=keep)
         if folder == CHECKPOINTS:
             self._full_step = self.step
@@ -346,7 +346,7 @@ class Trainer:
         if self._full_step is None:
             return self.save(waits=False)
         state, where = self._state(), self.out / CHECKPOINTS
-        with self.strategy.tables_at_home():
+        with self.strategy.checkpoint_view():
             tensors = hot_parts(self._saved(), self.strategy.hot_ids())
             return self._saver.save_hot(where, self.step, tensors, state, base=self._full_step)
 

@@ -24,7 +24,7 @@ from holdall.models.model import Model
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.machine.clock import Clock, fit, fit_line
 from holdall.planning.machine.hardware import Captured
-from holdall.runtime.batch_prefetch import copied_ahead
+from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.captured_step import CapturedStep
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.placement import place
@@ -128,7 +128,7 @@ def _plain(clock: Clock, samples: int) -> float:
     model = _model(clock)
     step = _captured(model, samples)
     batches = _batches(_ids(samples, ROWS, 1.0))
-    on_device = copied_ahead(batches, clock.device, lambda batch: model.check(batch.ids))
+    on_device = prefetch_to_device(batches, clock.device, lambda batch: model.check(batch.ids))
     return _host_seconds(step.step(moved) for _, moved in on_device)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from holdall.planning.machine.clock import Clock, fit
 from holdall.planning.machine.hardware import Cost
-from holdall.tiers.host_rows import Beginnings, FarRows, LazyRows
+from holdall.tiers.host_rows import HostRows, InitialValues, LazyRows
 
 TABLES = 26
 SHAPES = ((512, 16), (8192, 16), (8192, 64), (2048, 128))
@@ -24,8 +24,8 @@ def beginnings(clock: Clock) -> dict[str, Cost]:
     for num_rows, dim in SHAPES:
         all_rows = 64 * num_rows
         stored = LazyRows(
-            FarRows(torch.zeros(all_rows, dim)),
-            Beginnings(
+            HostRows(torch.zeros(all_rows, dim)),
+            InitialValues(
                 torch.arange(TABLES) * (all_rows // TABLES),
                 torch.randint(1 << 62, (TABLES,), generator=generator),
                 torch.ones(TABLES),

@@ -42,7 +42,7 @@ def _seconds(
     counts = torch.tensor([count, count, 0], dtype=torch.int32, device=clock.device)
     rows = torch.zeros(count, dtype=torch.int64, device=clock.device)
     step = len(table) // count
-    shape = host_rows_triton.BESIDE if beside else host_rows_triton.ALONE
+    shape = host_rows_triton.BESIDE_STEPS if beside else host_rows_triton.WHOLE_DEVICE
 
     def draw() -> None:
         drawn = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending

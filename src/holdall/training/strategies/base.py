@@ -19,7 +19,7 @@ from holdall.common.sizes import parse_bytes
 from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
-from holdall.distributed.processes import ALONE, Processes
+from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.embedding.bags import module_name
 from holdall.models.model import LookedUp, Model
 from holdall.optim.optimizers import Optimizers, SquaredNorm, state_bytes_per_row
@@ -27,7 +27,7 @@ from holdall.planning.machine.gather_path import kernel_is_faster
 from holdall.planning.plan import Plan
 from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
-from holdall.runtime.batch_prefetch import copied_ahead
+from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.stage_times import StageTimes
 from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.tiers.pipeline import Pipeline, rooms_for
@@ -46,7 +46,7 @@ class Strategy:
         device: torch.device,
         scratch: Path,
         plan: Plan | None = None,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE_PROCESS,
     ):
         self.config, self.data, self.device, self.scratch, self.plan = config, data, device, scratch, plan
         self.processes = processes
@@ -66,7 +66,7 @@ class Strategy:
             seed=self.config.seed,
             rank=self.processes.rank,
             world_size=self.processes.world_size,
-            copied_ahead=self.device.type == "cuda",
+            prefetch_to_device=self.device.type == "cuda",
         )
 
     def _lookups(self) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class Strategy:
 
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
         """`(batch, the same on the device)`, checked and ready to be looked up; `step` is the number of the first."""
-        return copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
+        return prefetch_to_device(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
 
     def attach(self, optimizers: Optimizers) -> None:
         """After the optimizers are made, which hold what is updated and its gradients."""
@@ -136,7 +136,7 @@ class Strategy:
         """Wait until no other thread of this process has work for the device."""
 
     @contextmanager
-    def tables_at_home(self) -> Iterator[None]:
+    def checkpoint_view(self) -> Iterator[None]:
         """Inside, the model's parameters and the optimizer's state are as a checkpoint should hold them."""
         yield
 
@@ -207,7 +207,7 @@ class Split(Strategy):
         self.row_bytes = model.bags.dim * 4 + state_bytes_per_row(self.config.optimizer_config(), model.bags.dim)
         self.hot_rows = self._choose_hot_rows(packed) if self.plan is None else self.plan.hot_rows()
         self.limits = {**everything, **self.hot_rows}  # compressed tables are on the device as a whole
-        config, ahead = self.config, self.config.steps_ahead(self.device)
+        config, ahead = self.config, self.config.prefetch_depth(self.device)
         shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed: its checkpoint has what counts
         self.tiers = place(
             model,
@@ -258,7 +258,7 @@ class Split(Strategy):
         self.pipeline.settle()
 
     @contextmanager
-    def tables_at_home(self) -> Iterator[None]:
+    def checkpoint_view(self) -> Iterator[None]:
         self.tiers.flush()
         with self.tiers.in_order_of_ids():
             yield

@@ -115,7 +115,7 @@ class Local(DataParallel):
                 _put(weight, rows, values)
 
     @contextmanager
-    def tables_at_home(self) -> Iterator[None]:
+    def checkpoint_view(self) -> Iterator[None]:
         self.merge()
         yield
 

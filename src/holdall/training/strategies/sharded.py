@@ -21,7 +21,7 @@ from holdall.common.sizes import parse_bytes
 from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.row_exchange import exchange_row_gradients
-from holdall.distributed.table_wise import TableWiseBags, deal_tables
+from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.distributed.two_fold_pack import TwoFoldPack
 from holdall.embedding.bags import module_name
@@ -30,7 +30,7 @@ from holdall.optim.optimizers import Optimizers, RowGroup, state_bytes_per_row
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.two_fold_cut import Cut, choose_cut, cold_work
 from holdall.popularity.hot_rows import hot_rows, ranked_rows
-from holdall.runtime.batch_prefetch import copied_ahead
+from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.tiers.placement import move_dense_part
 from holdall.training.hot_batches import Segment
 from holdall.training.strategies.data_parallel import DataParallel
@@ -97,7 +97,7 @@ class TwoFoldTables(SpreadTables):
         self.row_groups = [group for group in optimizers.row_groups if not isinstance(group.pack, TwoFoldPack)]
 
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
-        batches = copied_ahead(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
+        batches = prefetch_to_device(segment.batches, self.device, lambda batch: self.model.check(batch.ids))
         with closing(batches), closing(self.shared.steps(batches, self._ahead, self.stages.stage)) as steps:
             self._name_step(step)
             for number, ready in enumerate(steps, start=step + 1):
@@ -129,9 +129,9 @@ class TwoFoldTables(SpreadTables):
             here.append(sums[ids >= num_hot])
         return _square(everywhere) + self._sum(_square(here))
 
-    def tables_at_home(self) -> Any:
+    def checkpoint_view(self) -> Any:
         self.shared.finish()
-        return super().tables_at_home()
+        return super().checkpoint_view()
 
     def tensors(self) -> dict[str, Any]:
         return {f"model.bags.{name}": tensor for name, tensor in self.shared.weights().items()}
@@ -171,7 +171,7 @@ class TableWise(SpreadTables):
         bags = model.bags
         num_bytes = {name: bags.table(name).num_bytes() for name in dict.fromkeys(bags.features.values())}
         loads = {name: float(list(bags.features.values()).count(name)) for name in num_bytes}
-        self.owners = deal_tables(num_bytes, loads, self.processes.world_size)
+        self.owners = assign_tables(num_bytes, loads, self.processes.world_size)
         model.bags = TableWiseBags(bags, self.owners, self.collectives, self.device)
         move_dense_part(model, self.device)
         return model
