@@ -151,21 +151,6 @@ def test_stopping_early_forgets_what_was_fetched_for_nothing() -> None:
     assert same(run.state(), state(model, optimizers))
 
 
-def test_stale_rows_lose_no_update() -> None:
-    """With SGD and a gradient that does not depend on the rows, the order of updates does not matter."""
-    expected, found = ({}, {})
-    for depth, consistency, into in ((0, "exact", expected), (4, "stale", found)):
-        run = Run(depth, "sgd", consistency=consistency)
-        run.disturb(3)
-        for _, moved in run.pipeline.steps(batches(12), lambda batch: None):
-            run.model.bags(moved.ids).sum().backward()
-            run.optimizers.step()
-            run.pipeline.finish_step()
-        into.update({name: tensor for name, tensor in run.state().items() if "tables" in name})
-    assert all(torch.allclose(expected[name], found[name], atol=1e-4) for name in expected)
-    assert any(not torch.equal(expected[name], build().state_dict()[name]) for name in expected)
-
-
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize(("stage", "words"), [("needed", "finding"), ("bring", "fetching"), ("write_back", "sending")])
 def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, words: str) -> None:

@@ -78,11 +78,11 @@ def test_a_failure_while_hot_batches_run_is_raised_and_nothing_hangs(
 ) -> None:
     bring, calls = TieredPack.bring, []
 
-    def failing(self: TieredPack, working: WorkingSet, *, keep: bool = False) -> None:
+    def failing(self: TieredPack, working: WorkingSet) -> None:
         calls.append(working.room < self.num_rooms)  # else for an evaluation
         if calls[-1] and sum(calls) == 20:  # by then its rows fit their room
             raise OSError("the host is out of order")
-        bring(self, working, keep=keep)
+        bring(self, working)
 
     monkeypatch.setattr(TieredPack, "bring", failing)
     with pytest.raises(TierError, match=r"fetching the rows of step .* failed: the host is out of order"):

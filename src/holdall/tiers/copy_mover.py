@@ -70,11 +70,9 @@ class CopyMover:
             room.copy_(found)
         return stored.numel() * found[:1].nbytes
 
-    def write_back(self, far: HostRows, host_rows: Tensor, rows: Tensor, room: Tensor, before: Tensor | None) -> int:
-        """`room` into rows `host_rows` of `far`, or its difference from `before` added to them; the bytes moved."""
-        if before is not None:
-            far.add(host_rows, (room - before).cpu())
-        elif self.device.type == "cpu":
+    def write_back(self, far: HostRows, host_rows: Tensor, rows: Tensor, room: Tensor) -> int:
+        """`room` into rows `host_rows` of `far`; the bytes moved."""
+        if self.device.type == "cpu":
             far.write(host_rows, room)
         else:
             raw = far.encode(rows, room)

@@ -68,10 +68,6 @@ class HostRows:
         """Replace the values of the named rows."""
         self.write_raw(rows, self.encode(rows, values))
 
-    def add(self, rows: Tensor, values: Tensor) -> None:
-        """Add to the values of the named rows."""
-        self.write(rows, self.read(rows) + values)
-
     def read_slice(self, start: int, stop: int) -> Tensor:
         return self.tensor[start:stop]
 

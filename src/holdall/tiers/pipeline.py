@@ -4,13 +4,10 @@ Fetching runs up to K steps before the step that computes, and sending back runs
 and, on a GPU, on a stream of its own; where kernels move the rows, on streams alone. Step t is fetched when step t - K
 is about to compute; those before are done.
 
-`exact`: a row that one of the K steps before needs too is not fetched, since the host's copy may be old: it is copied
-from that step's room when step t computes. For earlier steps it waits until they are home. So every step reads what
-the one before it wrote, and the result equals K = 0 bit for bit. There are 2K + 1 rooms: those of the K steps ahead, of
-the one that computes, and of the K before it, from which the steps ahead may still have to copy.
-
-`stale`: rows are fetched as the host has them, which may miss the updates of up to K steps; what a step changes is
-added to the host's rows, so no update is lost, but the result depends on timing.
+A row that one of the K steps before needs too is not fetched, since the host's copy may be old: it is copied from that
+step's room when step t computes. For earlier steps it waits until they are home. So every step reads what the one
+before it wrote, and the result equals K = 0 bit for bit. There are 2K + 1 rooms: those of the K steps ahead, of the one
+that computes, and of the K before it, from which the steps ahead may still have to copy.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -38,8 +35,6 @@ from holdall.runtime.worker_thread import (
 )
 from holdall.tiers.placement import Tiers
 from holdall.tiers.working_set import WorkingSet
-
-Consistency = Literal["exact", "stale"]
 
 GPU_PREFETCH = 2
 """Steps that rows are fetched ahead on a GPU where nobody says otherwise: it changes no bit of the result."""
@@ -79,7 +74,6 @@ class Pipeline:
         self,
         tiers: Tiers,
         depth: int = 0,
-        consistency: Consistency = "exact",
         *,
         refresh_every: int | None = None,
         graphs: bool = True,
@@ -88,7 +82,7 @@ class Pipeline:
         num_rooms = min((pack.num_rooms for pack in tiers.packs), default=rooms_for(depth))
         if depth < 0 or rooms_for(depth) > num_rooms:
             raise ConfigError(f"a pipeline over {num_rooms} rooms cannot fetch {depth} steps ahead")
-        self.tiers, self.depth, self.consistency, self.refresh_every = tiers, depth, consistency, refresh_every
+        self.tiers, self.depth, self.refresh_every = tiers, depth, refresh_every
         self._stage = stage
         self.device = tiers.device
         on_gpu = self.device.type == "cuda"
@@ -207,7 +201,7 @@ class Pipeline:
                 check(step.batch)
                 step.moved = step.batch
             assert step.moved is not None
-            near = step.before[: -self.depth - 1 : -1] if self.consistency == "exact" and self.depth else []
+            near = step.before[: -self.depth - 1 : -1] if self.depth else []
             for number, pack in enumerate(self.tiers.packs):
                 working = pack.needed(step.moved.ids, self.tiers.bags.features, room=room, again=again)
                 pack.forward(working, [other.sets[number] for other in near])
@@ -231,7 +225,7 @@ class Pipeline:
                 self._fetch_stream.wait_event(oldest.home)
         with self._stage("fetch"), _named(step, "fetching"), self._timed("fetch", self._fetch_stream):
             for pack, working in zip(self.tiers.packs, step.sets, strict=True):
-                pack.bring(working, keep=self.consistency == "stale" and self.depth > 0)
+                pack.bring(working)
             if self._fetch_stream is not None:
                 step.in_room = self._fetch_stream.record_event()
 

@@ -244,11 +244,8 @@ class TieredPack(DensePack):
             return self.moves.grow(working)
         return self.room_rows if working.rows.numel() != self.room_rows else 0  # found in rooms of another size
 
-    def bring(self, working: WorkingSet, *, keep: bool = False) -> None:
-        """Copy the rows of a working set and their state from the host into its room, but for those others hold.
-
-        With `keep`, remember them, so that `write_back` can add what changed instead of replacing what is there.
-        """
+    def bring(self, working: WorkingSet) -> None:
+        """Copy the rows of a working set and their state from the host into its room, but for those others hold."""
         if isinstance(working, KernelSet):
             assert self.moves is not None
             self.moves.fetch(working)
@@ -263,8 +260,6 @@ class TieredPack(DensePack):
             for far, room in zip(self.far_rows(), self.room(working), strict=True):
                 self.traffic.fetched += self.transfer.fetch(far, host_rows, rows, room, working.fetched, written)
             self.traffic.fetched_rows += rows.numel()
-        if keep:
-            working.before = [room.clone() for room in self.room(working)]
 
     def take_forwarded(self, working: WorkingSet) -> None:
         """Copy the rows that other rooms hold, now that their steps are done."""
@@ -292,7 +287,7 @@ class TieredPack(DensePack):
             working.entered = self._entered[shape].copy_(self._in_its_room(working))
 
     def write_back(self, working: WorkingSet) -> None:
-        """Copy the rows of a working set, updated, to the host: or add what changed, where `bring` kept them."""
+        """Copy the rows of a working set, updated, to the host."""
         if isinstance(working, KernelSet):
             assert self.moves is not None
             self.moves.write_back(working)
@@ -305,9 +300,8 @@ class TieredPack(DensePack):
             return
         if working.rows.numel() == 0:
             return
-        for number, (far, room) in enumerate(zip(self.far_rows(), self.room(working), strict=True)):
-            before = None if working.before is None else working.before[number]
-            self.traffic.sent_back += self.transfer.write_back(far, working.host_rows, working.rows, room, before)
+        for far, room in zip(self.far_rows(), self.room(working), strict=True):
+            self.traffic.sent_back += self.transfer.write_back(far, working.host_rows, working.rows, room)
 
     def _row_bytes(self) -> int:
         """Bytes of a row and its state."""

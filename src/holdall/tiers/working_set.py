@@ -29,8 +29,6 @@ class WorkingSet:
     """Places of the rows that other rooms hold, where there are any."""
     fetched: Tensor | None = None
     """Places of the others then."""
-    before: list[Tensor] | None = None
-    """Rows and state as they were fetched, where only what changed is sent back."""
     entered: Tensor | None = None
     """`located` in the room of this set, at an address that is the same for all steps; see `TieredPack.enter`."""
 

@@ -217,7 +217,7 @@ class Split(Strategy):
             num_rooms=rooms_for(ahead),
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
-            fetch_by="copy" if config.consistency == "stale" else config.fetch_by,
+            fetch_by=config.fetch_by,
             kernel_is_faster=kernel_is_faster,
         )
         if self.plan is not None and self.plan.forecast is not None:
@@ -227,7 +227,6 @@ class Split(Strategy):
         self.pipeline = Pipeline(
             self.tiers,
             ahead,
-            config.consistency,
             refresh_every=config.refresh_hot,
             graphs=config.cuda_graph != "off",
             stage=lambda name: self.stages.stage(name, waits=False),
