@@ -31,7 +31,7 @@ TABLES = ("A", "B", "C")
 class Spread:
     """[40, 3] rows, the first 6 on every process, the others dealt out; those planted are i + version, others 0."""
 
-    by_rank = True
+    is_sharded = True
     initial: dict[str, Any] = {"std": 0.0, "seed": 0}  # noqa: RUF012
     shape, dtype = (NUM_ROWS, 3), torch.float32
 
@@ -53,6 +53,11 @@ class Spread:
         assert bool(self.kept[rows].all())
         return self.rows[rows]
 
+    read_raw = read
+
+    def decode_(self, rows: Tensor, raw: Tensor) -> Tensor:
+        return raw
+
     def write(self, rows: Tensor, values: Tensor) -> None:
         mine = self.kept[rows]
         self.rows[rows[mine]] = values[mine]
@@ -60,13 +65,15 @@ class Spread:
 
     def reset(self) -> None:
         self.rows[self.kept] = 0.0
+
+    def clear_touched(self) -> None:
         self.is_touched[:] = False
 
 
 class Replicated(Spread):
     """The same rows, all of them on every process."""
 
-    by_rank = False
+    is_sharded = False
 
     def __init__(self, processes: Processes, version: float | None = None):
         super().__init__(Processes(), version)

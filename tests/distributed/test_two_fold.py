@@ -218,7 +218,7 @@ def begins_anew(rank: int) -> float:
     for tensor in spread:
         tensor.reset()
     for tensor in spread:
-        tensor.forget()
+        tensor.clear_touched()
     assert sum(t.touched().numel() for t in spread) < learned
     found, wanted = shared.full_state(), fresh.full_state()
     return shares.difference(found, wanted) if rank == 0 else 0.0

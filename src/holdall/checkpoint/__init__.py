@@ -18,6 +18,7 @@ from holdall.checkpoint.hot_rows import latest_hot, load_hot_into, save_hot
 from holdall.checkpoint.loading import latest_sound, load, load_into, read
 from holdall.checkpoint.manifest import DTYPES, FORMAT, MANIFEST, VERSION, Checkpoint
 from holdall.checkpoint.partial_tensors import HotPart
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.checkpoint.saving import save
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "BackgroundSaver",
     "Checkpoint",
     "HotPart",
+    "TensorByRows",
     "latest",
     "latest_hot",
     "latest_sound",

@@ -22,12 +22,12 @@ from torch import Tensor
 from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.hot_rows import plan_hot
 from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
 from holdall.common.errors import ProcessError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.distributed.processes import PATIENCE, SINGLE_PROCESS, PeerError, Processes
-from holdall.tiers.lazy_tensor import TensorByRows
 
 SHARE_OF_MEMORY = 0.25
 """TensorSlice of the memory that is free which a copy may take; a larger one is not made."""

@@ -18,10 +18,10 @@ from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.folder import complete, hot_ones
 from holdall.checkpoint.loading import copy_shards, find_damage, read, shape_differences, verify_shards
 from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
-from holdall.tiers.lazy_tensor import TensorByRows
 
 
 def save_hot(

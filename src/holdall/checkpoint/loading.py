@@ -32,10 +32,10 @@ from holdall.checkpoint.manifest import (
     read_manifest,
 )
 from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, put_rows, start_anew
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.errors import CheckpointError
 from holdall.common.files import sha256
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
-from holdall.tiers.lazy_tensor import TensorByRows
 
 
 def read(path: Path) -> Checkpoint:

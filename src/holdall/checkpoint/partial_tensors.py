@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.errors import CheckpointError
-from holdall.tiers.lazy_tensor import TensorByRows, fill_initial
+from holdall.tables.initial_rows import fill_with_initial_rows
 
 ROWS, VALUES = ".rows", ".values"
 CHUNK_BYTES = 64 << 20
@@ -68,25 +69,27 @@ class RowsOf:
 
     def copied(self, start: int, stop: int, room: Tensor, chunk: int) -> Tensor | RowsOf:
         """Values `start` to `stop`, with a copy in `room` [stop - start, ...] of all that changes of them."""
-        halves = hasattr(self.tensor, "decode_")
-        for first in range(
-            start, stop, chunk
-        ):  # what is read is in new memory: little at a time, so that it is not new
+        # A chunk at a time: reading allocates, and small blocks are reused from chunk to chunk.
+        for first in range(start, stop, chunk):
             last = min(first + chunk, stop)
-            rows = self.rows[first:last]
-            values = self.tensor.read_raw(rows) if halves else self.piece(first, last)  # type: ignore[union-attr]
+            values = (
+                self.piece(first, last)
+                if isinstance(self.tensor, Tensor)
+                else self.tensor.read_raw(self.rows[first:last])
+            )
             room[first - start : last - start].copy_(values)
-        return CopiedRows(self.tensor, self.rows[start:stop], room) if halves else room
+        return room if isinstance(self.tensor, Tensor) else CopiedRows(self.tensor, self.rows[start:stop], room)
 
 
 @dataclass(frozen=True)
 class CopiedRows(RowsOf):
-    """Rows of which a copy was taken before they were made whole: that is done when they are written."""
+    """Rows that were copied raw; they are decoded when they are written."""
 
+    tensor: TensorByRows
     raw: Tensor
 
     def piece(self, start: int, stop: int) -> Tensor:
-        return self.tensor.decode_(self.rows[start:stop], self.raw[start:stop].clone())  # type: ignore[union-attr]
+        return self.tensor.decode_(self.rows[start:stop], self.raw[start:stop].clone())
 
 
 def helpers(entries: Iterable[str]) -> set[str]:
@@ -107,16 +110,22 @@ def start_anew(targets: Mapping[str, Tensor | TensorByRows], entries: Mapping[st
     for target in lazy.values():
         target.reset()
     for target in lazy.values():  # after all of them: weights and optimizer state share it
-        forget = getattr(target, "forget", None)
-        if forget is not None:
-            forget()
+        target.clear_touched()
     for name, entry in entries.items():
         if name in targets and name not in lazy:
             ordinary = targets[name]
             assert isinstance(ordinary, Tensor)
             assert entry.initial is not None
             with torch.no_grad():
-                fill_initial(ordinary, entry.initial)
+                _fill_initial(ordinary, entry.initial)
+
+
+def _fill_initial(tensor: Tensor, initial: Mapping[str, Any]) -> None:
+    """Give an ordinary tensor the initial values of a lazy one."""
+    if initial["std"] == 0:
+        tensor.zero_()
+    else:
+        fill_with_initial_rows(tensor, initial["seed"], initial["std"])
 
 
 def put_rows(target: Tensor | TensorByRows, rows: Tensor, values: Tensor) -> None:

@@ -7,7 +7,7 @@ them:
   processes' shares end;
 - one that only some have is written by one of those: table-wise, each table is on one process;
 - a lazy tensor, or a hot part, is written by one of those that have it; but if its rows are spread over processes
-  (`by_rank`) each writes its own, and in the checkpoint they follow one another.
+  (`is_sharded`) each writes its own, and in the checkpoint they follow one another.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _offered(tensors: Mapping[str, Saved]) -> tuple[dict[str, Tensor | RowsOf], 
             part = tensor if isinstance(tensor, HotPart) else HotPart(tensor, tensor.touched())
             rows = part.rows.cpu()
             sources[name + ROWS], sources[name + VALUES] = rows, RowsOf(part.tensor, rows)
-            kind = ROWS_OF_EACH if getattr(part.tensor, "by_rank", False) else ROWS_OF_ONE
+            kind = ROWS_OF_EACH if not isinstance(part.tensor, Tensor) and part.tensor.is_sharded else ROWS_OF_ONE
             initial = None if isinstance(tensor, HotPart) else tensor.initial
             offers[name] = Offer(kind, _dtype(part.tensor), tuple(part.tensor.shape), initial, rows.numel())
     return sources, offers

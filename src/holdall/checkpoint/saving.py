@@ -34,11 +34,11 @@ from holdall.checkpoint.folder import (
 )
 from holdall.checkpoint.manifest import MANIFEST, Piece, Shard, StoredTensor, document
 from holdall.checkpoint.partial_tensors import Saved
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.checkpoint.row_assignment import RowAssignment, TensorSlice, deal
 from holdall.common.errors import CheckpointError, ConfigError, HoldallError
 from holdall.common.files import PARTIAL, atomic_folder, fsync_file, sha256, write_json
 from holdall.distributed.processes import SINGLE_PROCESS, PeerError, Processes
-from holdall.tiers.lazy_tensor import TensorByRows
 
 SHARD_BYTES = 1 << 30
 SHARED_SECONDS = 5.0

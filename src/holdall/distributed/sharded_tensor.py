@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """The rows of a table, or their optimizer state, of which every process has its own: see `TensorByRows`.
+    """The rows of a table, or their optimizer state, of which every process has its own: see `checkpoint.TensorByRows`.
 
     Steps under way must have been finished. Hot rows are saved as well, each by one of the processes.
     """
@@ -25,7 +25,7 @@ class ShardedTensor:
     pack: TwoFoldPack
     name: str
     kind: str
-    by_rank = True
+    is_sharded = True
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,8 +96,8 @@ class ShardedTensor:
             touched = local.start + pack.far.touched[local].nonzero()[:, 0]
             cold.write_raw(touched, torch.zeros(touched.numel(), *self.shape[1:], dtype=self.dtype))
 
-    def forget(self) -> None:
-        """Call no row touched, now that all that shares this has been reset."""
+    def clear_touched(self) -> None:
+        """Mark no row as touched, once everything that shares the marks has been reset."""
         if isinstance(self.pack.far, LazyRows):
             self.pack.far.touched[self.pack.shards.local_slice(self.pack.collectives.rank, self.name)] = False
 

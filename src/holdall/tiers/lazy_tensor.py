@@ -7,41 +7,12 @@ it is as large as what was learned, and can be loaded into an ordinary tensor to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from holdall.tables.initial_rows import fill_with_initial_rows
 from holdall.tiers.host_rows import HostRows
-
-
-class TensorByRows(Protocol):
-    """What a checkpoint asks of a tensor of which it saves some rows only, and that it loads into.
-
-    An attribute `by_rank = True` says that its rows are spread over processes: `touched` are then those that this
-    process writes and no other does, and `write` takes those that it keeps out of any rows. A method `forget()`, where
-    there is one, is called when all tensors have been reset: weights and optimizer state share what is touched.
-    Methods `read_raw(rows)` and `decode_(rows, raw)`, where there are any, are the two halves of `read`: a copy of what
-    changes, and what makes rows of it, in place, at any later time and on any thread.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def initial(self) -> dict[str, Any]:
-        """`std` and `seed` of the rows that were never touched."""
-
-    def touched(self) -> Tensor:
-        """[T] int64, distinct, on the host."""
-
-    def read(self, rows: Tensor) -> Tensor:
-        """[U, ...] on the host, in memory of their own."""
-
-    def write(self, rows: Tensor, values: Tensor) -> None: ...
-    def reset(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -53,6 +24,7 @@ class LazyTensor:
     start: int
     num_rows: int
     initial: dict[str, Any]
+    is_sharded = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,14 +58,6 @@ class LazyTensor:
             like = torch.zeros(rows.numel(), *self.shape[1:], dtype=self.dtype)
             self.far.write_raw(rows + self.start, like)
 
-    def forget(self) -> None:
-        """Call no row touched, now that everything that shares `all_touched` has been reset."""
+    def clear_touched(self) -> None:
+        """Mark no row as touched, once everything that shares `all_touched` has been reset."""
         self.all_touched[self.start : self.start + self.num_rows] = False
-
-
-def fill_initial(tensor: Tensor, initial: dict[str, Any]) -> None:
-    """Give an ordinary tensor the beginning that a lazy one has."""
-    if initial["std"] == 0:
-        tensor.zero_()
-    else:
-        fill_with_initial_rows(tensor, initial["seed"], initial["std"])

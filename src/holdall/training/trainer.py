@@ -17,6 +17,7 @@ from torch import Tensor
 
 from holdall import checkpoint
 from holdall.checkpoint import HotPart
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, NonFiniteLossError
 from holdall.common.files import write_json
@@ -32,7 +33,6 @@ from holdall.kernels.dispatch import kernel_path, takes_triton
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
-from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compared, follow

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.sizes import parse_bytes
 from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
@@ -29,7 +30,6 @@ from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.stage_times import StageTimes
-from holdall.tiers.lazy_tensor import TensorByRows
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.placement import Tiers, move_dense_part, place
 from holdall.training.config import TrainConfig
