@@ -119,7 +119,7 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
     if shape:
         from holdall.kernels import host_rows_triton
 
-        host_rows_triton.WHOLE_DEVICE = host_rows_triton.BESIDE_STEPS = host_rows_triton.Shape(
+        host_rows_triton.WHOLE_DEVICE = host_rows_triton.BESIDE_STEPS = host_rows_triton.LaunchShape(
             *map(int, shape.split("x"))
         )
     tiered: dict[str, Any] = {}

@@ -38,9 +38,9 @@ def rows() -> None:
     host_rows_checks.check_find(57, 1, "cuda")
     host_rows_checks.check_too_many("cuda")
     for shape in host_rows_checks.SHAPES:
-        host_rows_checks.check_moves(20, torch.float32, "cuda", lazy=True, shape=shape)
-    host_rows_checks.check_take("cuda")
-    host_rows_checks.check_held("cuda")
+        host_rows_checks.check_copy_rows(20, torch.float32, "cuda", lazy=True, shape=shape)
+    host_rows_checks.check_copy_between_buffers("cuda")
+    host_rows_checks.check_find_in_buffers("cuda")
 
 
 GROUPS = {"tables": tables, "trains": trains, "rows": rows}

@@ -124,7 +124,7 @@ def test_more_rows_than_there_is_room_for() -> None:
 @pytest.mark.parametrize("dim", [1, 7, 64, 128])
 def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
     for shape in checks.SHAPES:
-        checks.check_moves(dim, dtype, "cuda", lazy=lazy, shape=shape)
+        checks.check_copy_rows(dim, dtype, "cuda", lazy=lazy, shape=shape)
 
 
 def test_both_ways_are_measured() -> None:
@@ -136,11 +136,11 @@ def test_both_ways_are_measured() -> None:
 
 
 def test_rows_that_other_rooms_hold() -> None:
-    checks.check_held("cuda")
+    checks.check_find_in_buffers("cuda")
 
 
 def test_rows_of_other_rooms() -> None:
-    checks.check_take("cuda")
+    checks.check_copy_between_buffers("cuda")
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2, "refresh_hot": 7}], ids=["split", "refreshed"])

@@ -1,4 +1,4 @@
-"""The kernels that reach the host's rows compile for a GPU of compute capability 9.0, without one."""
+"""The kernels that copy rows from and to host memory compile for a GPU of compute capability 9.0, without one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if INTERPRETED:
 import triton.language as tl
 
 from holdall.kernels import host_rows_triton
-from holdall.kernels.host_rows import NOBODY, ROOM_SHIFT
+from holdall.kernels.host_rows import BUFFER_SHIFT, NO_ROW
 from tests.kernels.test_kernels_compile import compiled
 
-LONG = {"rows", "held", "source", "far_rows", "far_lookups", "order", "places", "info", "starts", "seeds"}
+LONG = {"rows", "cached", "source", "host_rows", "host_lookups", "order", "slots", "info", "starts", "seeds"}
 SCALARS = {
     "num_lookups", "num_tables", "capacity", "table_stride", "sample_stride", "num_listed", "num_hot", "width",
-    "room_rows", "own_room", "num_held",
+    "buffer_rows", "own_buffer", "num_cached",
 }  # fmt: skip
 
 
@@ -37,31 +37,31 @@ def test_find(wide: bool) -> None:
     kernel = host_rows_triton._find_kernel
     assert "atom" in compiled(kernel, 4, types(kernel, located=located), BLOCK=1024)
     kernel = host_rows_triton._number_kernel
-    assert "st.global" in compiled(kernel, 4, types(kernel, located=located), NOBODY=NOBODY, BLOCK=256)
+    assert "st.global" in compiled(kernel, 4, types(kernel, located=located), NO_ROW=NO_ROW, BLOCK=256)
 
 
-@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("write_back", [False, True])
 @pytest.mark.parametrize(
     ("bits", "dtype", "lazy", "width"),
     [("*i32", tl.float32, True, 64), ("*i32", tl.float32, False, 1), ("*i16", tl.bfloat16, True, 16)],
 )
-def test_moves(bits: str, dtype: Any, lazy: bool, width: int, home: bool) -> None:
-    kernel = host_rows_triton._move_kernel
+def test_copy_rows(bits: str, dtype: Any, lazy: bool, width: int, write_back: bool) -> None:
+    kernel = host_rows_triton._copy_rows_kernel
     code = compiled(
-        kernel, 4, types(kernel, far=bits, room=bits), HOME=home, FORWARDED=not home, LAZY=lazy, MARKED=lazy and home,
-        STEPS=5 if lazy else 0, START_0=-5, START_1=7, DTYPE=dtype, BLOCK_N=1024 // width, BLOCK_W=width,
+        kernel, 4, types(kernel, host=bits, buffer=bits), WRITE_BACK=write_back, SKIP_CACHED=not write_back,
+        LAZY=lazy, MARK=lazy and write_back, STEPS=5 if lazy else 0, START_0=-5, START_1=7, DTYPE=dtype, BLOCK_N=1024 // width, BLOCK_W=width,
     )  # fmt: skip
     assert "ld.global" in code
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_held(first: bool) -> None:
-    kernel = host_rows_triton._held_kernel
+def test_find_in_buffer(first: bool) -> None:
+    kernel = host_rows_triton._find_in_buffer_kernel
     settings = {"FIRST": first, "LAST": not first, "STEPS": 17, "BLOCK": 256}
-    code = compiled(kernel, 4, types(kernel, first="i64"), NOBODY=NOBODY, **settings)
+    code = compiled(kernel, 4, types(kernel, first="i64"), NO_ROW=NO_ROW, **settings)
     assert "ld.global" in code
 
 
-def test_take() -> None:
-    kernel = host_rows_triton._take_kernel
-    assert "ld.global" in compiled(kernel, 4, types(kernel), ROOM_SHIFT=ROOM_SHIFT, BLOCK_N=16, BLOCK_W=64)
+def test_copy_between_buffers() -> None:
+    kernel = host_rows_triton._copy_between_buffers_kernel
+    assert "ld.global" in compiled(kernel, 4, types(kernel), BUFFER_SHIFT=BUFFER_SHIFT, BLOCK_N=16, BLOCK_W=64)

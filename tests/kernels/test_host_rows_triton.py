@@ -18,7 +18,7 @@ if not HAS_TRITON:
 if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from holdall.kernels.host_rows_triton import Shape
+from holdall.kernels.host_rows_triton import LaunchShape
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.forecast import NOTED_BYTES
 from holdall.runtime.graph_cache import GraphCache
@@ -38,32 +38,32 @@ def _deterministic() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("batch", "transposed"), [(1, False), (50, True), (700, False)])
-def test_finds_distinct_far_rows(batch: int, transposed: bool) -> None:
+def test_finds_distinct_host_rows(batch: int, transposed: bool) -> None:
     checks.check_find(batch, batch, "cpu", transposed=transposed)
 
 
-def test_more_rows_than_there_is_room_for() -> None:
+def test_more_rows_than_fit_the_buffer() -> None:
     checks.check_too_many("cpu")
 
 
-@pytest.mark.parametrize("shape", checks.SHAPES, ids=["alone", "beside"])
+@pytest.mark.parametrize("shape", checks.SHAPES, ids=["idle", "beside"])
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("dim", [7, 64, 1])
-def test_rows_there_and_back(dim: int, lazy: bool, shape: Shape) -> None:
-    checks.check_moves(dim, torch.float32, "cpu", lazy=lazy, shape=shape)
+def test_rows_there_and_back(dim: int, lazy: bool, shape: LaunchShape) -> None:
+    checks.check_copy_rows(dim, torch.float32, "cpu", lazy=lazy, shape=shape)
 
 
 def test_narrow_rows_there_and_back() -> None:
     """Not of bfloat16, to which the interpreter cuts numbers off where a GPU and torch round them."""
-    checks.check_moves(6, torch.float16, "cpu", lazy=True)
+    checks.check_copy_rows(6, torch.float16, "cpu", lazy=True)
 
 
-def test_rows_that_other_rooms_hold() -> None:
-    checks.check_held("cpu")
+def test_rows_of_other_buffers_are_found() -> None:
+    checks.check_find_in_buffers("cpu")
 
 
-def test_rows_of_other_rooms() -> None:
-    checks.check_take("cpu")
+def test_rows_of_other_buffers_are_copied() -> None:
+    checks.check_copy_between_buffers("cpu")
 
 
 @pytest.mark.usefixtures("_deterministic")

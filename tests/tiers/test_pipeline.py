@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdall.common.errors import ConfigError, TierError
 from holdall.data.batch import Batch
-from holdall.kernels.host_rows import ROOM_SHIFT, held_by
+from holdall.kernels.host_rows import BUFFER_SHIFT, find_in_buffers
 from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
 from holdall.tiers.pipeline import Pipeline, rooms_for
 from holdall.tiers.placement import Tiers, place
@@ -201,8 +201,8 @@ def test_no_thread_is_left_waiting() -> None:
 
 
 def test_rows_come_from_the_newest_step_that_holds_them() -> None:
-    held = held_by(torch.tensor([0, 4, 6, 9]), [(2, torch.tensor([1, 4, 6])), (5, torch.tensor([4, 9]))])
-    assert [(int(h) >> ROOM_SHIFT, int(h) % (1 << ROOM_SHIFT)) if h >= 0 else None for h in held] == [
+    held = find_in_buffers(torch.tensor([0, 4, 6, 9]), [(2, torch.tensor([1, 4, 6])), (5, torch.tensor([4, 9]))])
+    assert [(int(h) >> BUFFER_SHIFT, int(h) % (1 << BUFFER_SHIFT)) if h >= 0 else None for h in held] == [
         None,
         (5, 0),
         (2, 2),

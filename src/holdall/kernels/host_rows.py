@@ -1,4 +1,7 @@
-"""Which rows of a step are far, and who holds them, in plain torch; `far_rows_triton` finds them without waiting."""
+"""Distinct host rows of a batch and the staging buffers that have them, in plain torch.
+
+`host_rows_triton` does the same on the device without waiting for it.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NOBODY = 1 << 62
-"""In the place of a row's number where there is no row: above them all, so that sorting puts it last."""
-ROOM_SHIFT = 40
-"""Place p of room r is one number, r << ROOM_SHIFT | p."""
+NO_ROW = 1 << 62
+"""Padding of lists of row numbers: above every row number, so that sorting puts it last."""
+BUFFER_SHIFT = 40
+"""Slot s of staging buffer b is one number, b << BUFFER_SHIFT | s."""
 
 
 @dataclass(frozen=True)
-class Initial:
-    """How the rows of several tables that lie end to end begin; see `holdall.tables.initial_rows`."""
+class InitialRowParams:
+    """Parameters of the initial values of the rows of concatenated tables; see `holdall.tables.initial_rows`."""
 
     starts: Tensor
-    """[T] int64."""
+    """[T] int64: first row of each table."""
     seeds: Tensor
     """[T] int64."""
     stds: Tensor
@@ -27,34 +30,34 @@ class Initial:
     quantiles: Tensor
     """[65,536] float32."""
     streams: tuple[int, int]
-    """Where the generators of both hashes start (`hashing.stream` of 0 and 1)."""
+    """Initial states of the generators of both hashes (`hashing.stream` of 0 and 1)."""
 
 
-def find(places: Tensor, info: Tensor, num_hot: int) -> tuple[Tensor, Tensor, int]:
-    """Distinct far rows [U] int64, ascending; where each lookup finds its row, [B, T]; the number of far lookups.
+def find_host_rows(places: Tensor, info: Tensor, num_hot: int) -> tuple[Tensor, Tensor, int]:
+    """Distinct host rows [U] int64, ascending; the storage row of each lookup [B, T]; the number of host lookups.
 
-    `places` [T, B] are within their tables. A line (hot rows, start on the device, start on the host) of `info` [T, 3]
-    int64 is a table's: a place behind its hot rows is far. Hot rows are found at their row of the device's storage, far
-    ones at `num_hot` and what follows. On a GPU this waits for it, twice.
+    `places` [T, B] are row numbers within their tables. Line t of `info` [T, 3] int64 is (hot rows, first row on the
+    device, first row on the host) of table t; rows behind the hot rows are on the host. Hot rows keep their row of the
+    device's storage; the u-th distinct host row gets row `num_hot + u`. On a GPU this synchronizes twice.
     """
-    hot, near, far = (column[None, :] for column in info.unbind(1))
+    hot, device_start, host_start = (column[None, :] for column in info.unbind(1))
     places = places.t()
-    located = (near + places).contiguous()
+    located = (device_start + places).contiguous()
     flat = (places >= hot).reshape(-1).nonzero()[:, 0]
-    rows, inverse = torch.unique((far + places).reshape(-1)[flat], return_inverse=True)
+    rows, inverse = torch.unique((host_start + places).reshape(-1)[flat], return_inverse=True)
     located.view(-1)[flat] = num_hot + inverse
     return rows, located, flat.numel()
 
 
-def held_by(rows: Tensor, others: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """[U] int64: who holds each of `rows` [U], ascending, as room << ROOM_SHIFT | place; -1 if nobody does.
+def find_in_buffers(rows: Tensor, buffers: Sequence[tuple[int, Tensor]]) -> Tensor:
+    """[U] int64: the staging buffer and slot of each of `rows` [U], as buffer << BUFFER_SHIFT | slot; -1 for none.
 
-    `others` are rooms and the rows that each holds, ascending, oldest first: the newest that holds a row counts.
+    `buffers` are (buffer, its rows, ascending), oldest first. Of several buffers with a row, the newest counts.
     """
     source = torch.full_like(rows, -1)
-    for room, held in others:
-        if held.numel():
-            there = torch.searchsorted(held, rows).clamp_(max=held.numel() - 1)
-            same = (held[there] == rows) & (rows != NOBODY)
-            source = torch.where(same, there + (room << ROOM_SHIFT), source)
+    for buffer, cached in buffers:
+        if cached.numel():
+            slot = torch.searchsorted(cached, rows).clamp_(max=cached.numel() - 1)
+            same = (cached[slot] == rows) & (rows != NO_ROW)
+            source = torch.where(same, slot + (buffer << BUFFER_SHIFT), source)
     return source

@@ -1,10 +1,10 @@
-"""Rows of a step between the host's memory and a room on the device, by kernels that read and write that memory.
+"""Copies of a batch's rows between pinned host memory and a staging buffer, by kernels that address host memory.
 
-A GPU can address host memory that is page-locked, so the rows need no copy on the host and the host need not know which
-they are: what is far among the ids of a batch is found, made distinct, fetched and sent back on the device, and nothing
-waits. Shapes are those of the room; how many rows there really are is a number on the device.
+A GPU can address page-locked host memory. So the host makes no copy of the rows and need not know which they are: the
+device finds the host rows among the ids of a batch, makes them distinct, fetches them and writes them back, and nothing
+synchronizes. Tensors have the capacity of the staging buffer; the number of rows in use is a number on the device.
 
-Shapes: L lookups, D places for far lookups, C places of a room, R rows of the host, rows of W numbers.
+Shapes: L lookups, D the most host lookups of a batch, C slots of a staging buffer, R host rows, rows of W numbers.
 
 Bytes: a row each way over the bus. An H200 reads and writes some 50 million rows of 256 bytes a second so.
 """
@@ -22,11 +22,11 @@ import triton.language as tl
 from torch import Tensor
 
 from holdall.kernels.dispatch import INTERPRETED
-from holdall.kernels.host_rows import NOBODY, ROOM_SHIFT, Initial
+from holdall.kernels.host_rows import BUFFER_SHIFT, NO_ROW, InitialRowParams
 
 
-class Shape(NamedTuple):
-    """How a kernel that moves rows is laid out."""
+class LaunchShape(NamedTuple):
+    """Grid and block of a kernel that copies rows to or from the host."""
 
     programs: int
     elements: int
@@ -34,27 +34,27 @@ class Shape(NamedTuple):
     num_warps: int
 
 
-WHOLE_DEVICE = Shape(16, 4096, 4)
-"""The fastest where nothing else runs. 41,000 rows of 256 bytes out of 60 GB take an H200 0.78 ms there and 0.73 back;
-a host's memory answers no faster, whatever is asked: 1.1 ms with 1,024 programs."""
-BESIDE_STEPS = Shape(3, 16384, 16)
-"""For rows that move while a step computes: few programs that fill their multiprocessors. What shares one with a
-program that waits for the host's memory waits too, and with it all that waits for that: a step of 2.3 ms took 2.9
+WHOLE_DEVICE = LaunchShape(16, 4096, 4)
+"""The fastest shape on an idle device. 41,000 rows of 256 bytes out of 60 GB take an H200 0.78 ms in and 0.73 back;
+more programs do not make host memory faster: 1.1 ms with 1,024 programs."""
+BESIDE_STEPS = LaunchShape(3, 16384, 16)
+"""For copies that overlap a step: few programs that fill their multiprocessors. A kernel that shares a multiprocessor
+with a program stalled on host memory stalls too, and so does everything that depends on it: a step of 2.3 ms took 2.9
 beside two programs of this size, but 3.8 beside two of half of it, and 3.7 beside 16 small ones."""
-TAKEN = 4096
-"""Numbers that a program has in flight where rows move on the device alone."""
+DEVICE_COPY_ELEMENTS = 4096
+"""Numbers that a program has in flight in copies within the device."""
 GAMMA = 0x9E3779B97F4A7C15
-"""The step of splitmix64's generator, as `_hash` has it too."""
+"""Increment of splitmix64's generator; `_hash` contains it too."""
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
-"""Rows are moved as integers of their size."""
+"""Rows are copied as integers of their size."""
 
-_turns: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
-"""Triton's interpreter runs one kernel at a time; a GPU's driver has no such need."""
+_launch_lock: AbstractContextManager[Any] = threading.Lock() if INTERPRETED else nullcontext()
+"""Triton's interpreter runs one kernel at a time; a GPU's driver needs no lock."""
 
 
 @triton.jit
 def _hash(value, START: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`hash_ids` of int64 numbers; START is where its generator starts, plus the first step."""
+    """`hash_ids` of int64 numbers; START is the initial state of its generator, plus the first increment."""
     z = value * -7046029254386353131 + START
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
@@ -83,204 +83,207 @@ def _initial_bits(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _find_kernel(  # type: ignore[no-untyped-def]
-    ids, info, located, far_rows, far_lookups, counts, num_lookups, num_tables, capacity, table_stride, sample_stride,
+    ids, info, located, host_rows, host_lookups, counts, num_lookups, num_tables, capacity, table_stride, sample_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the hot lookups and list the far ones, in any order."""
+    """Storage rows of the hot lookups, and a list of the host lookups, in any order."""
     lookup = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lookup < num_lookups
     sample = lookup // num_tables
     table = lookup - sample * num_tables
     number = tl.load(ids + table * table_stride + sample * sample_stride, mask=inside, other=0).to(tl.int64)
-    is_far = inside & (number >= tl.load(info + table * 3, mask=inside, other=0))
-    near = number + tl.load(info + table * 3 + 1, mask=inside, other=0)
-    tl.store(located + lookup, near.to(located.dtype.element_ty), mask=inside & (is_far == 0))
-    ones = is_far.to(tl.int32)
+    on_host = inside & (number >= tl.load(info + table * 3, mask=inside, other=0))
+    hot_row = number + tl.load(info + table * 3 + 1, mask=inside, other=0)
+    tl.store(located + lookup, hot_row.to(located.dtype.element_ty), mask=inside & (on_host == 0))
+    ones = on_host.to(tl.int32)
     first = tl.atomic_add(counts, tl.sum(ones, axis=0))
-    place = first + tl.cumsum(ones, axis=0) - 1
+    item = first + tl.cumsum(ones, axis=0) - 1
     row = number + tl.load(info + table * 3 + 2, mask=inside, other=0)
-    listed = is_far & (place < capacity)
-    tl.store(far_rows + place, row, mask=listed)
-    tl.store(far_lookups + place, lookup, mask=listed)
+    listed = on_host & (item < capacity)
+    tl.store(host_rows + item, row, mask=listed)
+    tl.store(host_lookups + item, lookup, mask=listed)
 
 
 @triton.jit
 def _number_kernel(  # type: ignore[no-untyped-def]
-    far_rows, order, places, far_lookups, rows, located, counts, num_listed, capacity, num_hot, NOBODY: tl.constexpr,
+    host_rows, order, slots, host_lookups, rows, located, counts, num_listed, capacity, num_hot, NO_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give every distinct far row, sorted now, its place in a room, and say so to its lookups."""
+    """Slots of the distinct host rows, which are sorted, and the storage rows of their lookups."""
     item = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(far_rows + item, mask=item < num_listed, other=NOBODY)
-    before = tl.load(far_rows + item - 1, mask=(item > 0) & (item < num_listed), other=-1)
-    after = tl.load(far_rows + item + 1, mask=item + 1 < num_listed, other=NOBODY)
-    is_row = row != NOBODY
-    place = tl.load(places + item, mask=is_row, other=1) - 1
-    tl.store(rows + place, row, mask=is_row & (row != before) & (place < capacity))
-    lookup = tl.load(far_lookups + tl.load(order + item, mask=is_row, other=0), mask=is_row, other=0)
-    tl.store(located + lookup, (num_hot + place).to(located.dtype.element_ty), mask=is_row)
-    tl.store(counts + 1 + item * 0, (place + 1).to(tl.int32), mask=is_row & (after == NOBODY))
+    row = tl.load(host_rows + item, mask=item < num_listed, other=NO_ROW)
+    before = tl.load(host_rows + item - 1, mask=(item > 0) & (item < num_listed), other=-1)
+    after = tl.load(host_rows + item + 1, mask=item + 1 < num_listed, other=NO_ROW)
+    is_row = row != NO_ROW
+    slot = tl.load(slots + item, mask=is_row, other=1) - 1
+    tl.store(rows + slot, row, mask=is_row & (row != before) & (slot < capacity))
+    lookup = tl.load(host_lookups + tl.load(order + item, mask=is_row, other=0), mask=is_row, other=0)
+    tl.store(located + lookup, (num_hot + slot).to(located.dtype.element_ty), mask=is_row)
+    tl.store(counts + 1 + item * 0, (slot + 1).to(tl.int32), mask=is_row & (after == NO_ROW))
 
 
 @triton.jit
-def _held_kernel(  # type: ignore[no-untyped-def]
-    rows, held, source, counts, capacity, num_held, first, NOBODY: tl.constexpr, FIRST: tl.constexpr,
+def _find_in_buffer_kernel(  # type: ignore[no-untyped-def]
+    rows, cached, source, counts, capacity, num_cached, first, NO_ROW: tl.constexpr, FIRST: tl.constexpr,
     LAST: tl.constexpr, STEPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Note which rows one other room holds, whose places start at `first`; after the LAST, count those any holds."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < capacity
-    row = tl.load(rows + place, mask=inside, other=NOBODY)
-    is_row = row != NOBODY
+    """Rows that one other staging buffer has, its slots from `first`; after the LAST, the count of all buffers'."""
+    slot = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = slot < capacity
+    row = tl.load(rows + slot, mask=inside, other=NO_ROW)
+    is_row = row != NO_ROW
     low = tl.zeros_like(row)
-    high = low + num_held
+    high = low + num_cached
     for _ in tl.static_range(STEPS):  # the last that is not above the row
         middle = (low + high) // 2
-        reached = tl.load(held + middle, mask=is_row & (middle < num_held), other=NOBODY) <= row
+        reached = tl.load(cached + middle, mask=is_row & (middle < num_cached), other=NO_ROW) <= row
         low = tl.where(reached, middle, low)
         high = tl.where(reached, high, middle)
-    same = is_row & (tl.load(held + low, mask=is_row & (low < num_held), other=NOBODY) == row)
+    same = is_row & (tl.load(cached + low, mask=is_row & (low < num_cached), other=NO_ROW) == row)
     before = tl.full([BLOCK], -1, tl.int64)
     if not FIRST:
-        before = tl.load(source + place, mask=inside, other=-1)
+        before = tl.load(source + slot, mask=inside, other=-1)
     found = tl.where(same, low + first, before)
-    tl.store(source + place, found, mask=inside)
+    tl.store(source + slot, found, mask=inside)
     if LAST:
         tl.atomic_add(counts + 2, tl.sum((inside & (found >= 0)).to(tl.int32), axis=0))
 
 
 @triton.jit
-def _move_kernel(  # type: ignore[no-untyped-def]
-    far, rows, source, room, touched, counts, starts, seeds, stds, quantiles, capacity, width, num_tables,
-    HOME: tl.constexpr, FORWARDED: tl.constexpr, LAZY: tl.constexpr, MARKED: tl.constexpr, STEPS: tl.constexpr,
+def _copy_rows_kernel(  # type: ignore[no-untyped-def]
+    host, rows, source, buffer, touched, counts, starts, seeds, stds, quantiles, capacity, width, num_tables,
+    WRITE_BACK: tl.constexpr, SKIP_CACHED: tl.constexpr, LAZY: tl.constexpr, MARK: tl.constexpr, STEPS: tl.constexpr,
     START_0: tl.constexpr, START_1: tl.constexpr, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Rows from the host to their places in a room, but for those that another room holds; or HOME again."""
+    """Rows from the host into their slots, except those another staging buffer has; or WRITE_BACK to the host."""
     count = tl.minimum(tl.load(counts + 1), capacity)
     column = tl.arange(0, BLOCK_W)
     block = tl.program_id(0)
     while block * BLOCK_N < count:
-        place = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-        moves = place < count
-        row = tl.load(rows + place, mask=moves, other=0)
-        if FORWARDED:
-            moves &= tl.load(source + place, mask=moves, other=0) < 0
-        mask = moves[:, None] & (column < width)[None, :]
-        there = far + row[:, None] * width + column[None, :]
-        here = room + place[:, None] * width + column[None, :]
-        bits = tl.load(here if HOME else there, mask=mask, other=0)
+        slot = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        copied = slot < count
+        row = tl.load(rows + slot, mask=copied, other=0)
+        if SKIP_CACHED:
+            copied &= tl.load(source + slot, mask=copied, other=0) < 0
+        mask = copied[:, None] & (column < width)[None, :]
+        host_at = host + row[:, None] * width + column[None, :]
+        slot_at = buffer + slot[:, None] * width + column[None, :]
+        bits = tl.load(slot_at if WRITE_BACK else host_at, mask=mask, other=0)
         if LAZY:
             bits ^= _initial_bits(
                 row, column, starts, seeds, stds, quantiles, num_tables, STEPS, START_0, START_1, DTYPE, bits.dtype
             )
-        tl.store(there if HOME else here, bits, mask=mask)
-        if MARKED:
-            tl.store(touched + row, (row * 0 + 1).to(touched.dtype.element_ty), mask=moves)
+        tl.store(host_at if WRITE_BACK else slot_at, bits, mask=mask)
+        if MARK:
+            tl.store(touched + row, (row * 0 + 1).to(touched.dtype.element_ty), mask=copied)
         block += tl.num_programs(0)
 
 
 @triton.jit
-def _take_kernel(  # type: ignore[no-untyped-def]
-    storage, source, counts, capacity, width, num_hot, room_rows, own_room, ROOM_SHIFT: tl.constexpr,
+def _copy_between_buffers_kernel(  # type: ignore[no-untyped-def]
+    storage, source, counts, capacity, width, num_hot, buffer_rows, own_buffer, BUFFER_SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """Rows that other rooms hold, to their places in this one."""
+    """Rows that other staging buffers have, into their slots of this one."""
     count = tl.minimum(tl.load(counts + 1), capacity)
     column = tl.arange(0, BLOCK_W)
-    place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    held = tl.load(source + place, mask=place < count, other=-1)
-    mask = (held >= 0)[:, None] & (column < width)[None, :]
-    there = num_hot + (held >> ROOM_SHIFT) * room_rows + (held & ((1 << ROOM_SHIFT) - 1))
-    here = num_hot + own_room * room_rows + place
-    bits = tl.load(storage + there[:, None] * width + column[None, :], mask=mask, other=0)
-    tl.store(storage + here[:, None] * width + column[None, :], bits, mask=mask)
+    slot = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    cached = tl.load(source + slot, mask=slot < count, other=-1)
+    mask = (cached >= 0)[:, None] & (column < width)[None, :]
+    source_row = num_hot + (cached >> BUFFER_SHIFT) * buffer_rows + (cached & ((1 << BUFFER_SHIFT) - 1))
+    target_row = num_hot + own_buffer * buffer_rows + slot
+    bits = tl.load(storage + source_row[:, None] * width + column[None, :], mask=mask, other=0)
+    tl.store(storage + target_row[:, None] * width + column[None, :], bits, mask=mask)
 
 
-def find(
-    ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, counts: Tensor, num_listed: int, num_hot: int
+def find_host_rows(
+    ids: Tensor, info: Tensor, located: Tensor, rows: Tensor, counts: Tensor, max_lookups: int, num_hot: int
 ) -> None:
-    """Find the distinct far rows of a batch, and where every lookup finds its row.
+    """Distinct host rows of a batch and the storage row of every lookup, without synchronizing.
 
-    As `far_rows.find`, for places `ids` [T, B], without waiting: `located` [B, T] is filled, with the room starting at
-    row `num_hot` of the storage; `rows` [C] int64 gets the distinct far rows, ascending, then NOBODY. `counts` [3]
-    int32 on the device gets far lookups, of which `num_listed` can be dealt with; distinct far rows among those, of
-    which C can; and 0.
+    As `host_rows.find_host_rows`, for row numbers `ids` [T, B]: fills `located` [B, T], with the staging buffer at row
+    `num_hot` of the storage. `rows` [C] int64 gets the distinct host rows, ascending, then NO_ROW. `counts` [3] int32
+    on the device gets the number of host lookups, of which the first `max_lookups` are processed; the number of
+    distinct host rows among those, of which the first C are stored; and 0.
     """
     num_tables, num_lookups = ids.shape[0], ids.numel()
     counts.zero_()
-    far_rows = torch.full((num_listed,), NOBODY, dtype=torch.int64, device=ids.device)
-    far_lookups = torch.empty_like(far_rows)
-    rows.fill_(NOBODY)
-    with _turns:
+    host_rows = torch.full((max_lookups,), NO_ROW, dtype=torch.int64, device=ids.device)
+    host_lookups = torch.empty_like(host_rows)
+    rows.fill_(NO_ROW)
+    with _launch_lock:
         _find_kernel[(triton.cdiv(num_lookups, 1024),)](
-            ids, info, located, far_rows, far_lookups, counts, num_lookups, num_tables, num_listed, *ids.stride(),
+            ids, info, located, host_rows, host_lookups, counts, num_lookups, num_tables, max_lookups, *ids.stride(),
             BLOCK=1024,
         )  # fmt: skip
-    if num_listed == 0:
+    if max_lookups == 0:
         return
-    ordered, order = torch.sort(far_rows)
+    ordered, order = torch.sort(host_rows)
     is_first = torch.ones_like(ordered)
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
-    places = is_first.cumsum(0)
-    with _turns:
-        _number_kernel[(triton.cdiv(num_listed, 256),)](
-            ordered, order, places, far_lookups, rows, located, counts, num_listed, rows.numel(), num_hot,
-            NOBODY=NOBODY, BLOCK=256,
+    slots = is_first.cumsum(0)
+    with _launch_lock:
+        _number_kernel[(triton.cdiv(max_lookups, 256),)](
+            ordered, order, slots, host_lookups, rows, located, counts, max_lookups, rows.numel(), num_hot,
+            NO_ROW=NO_ROW, BLOCK=256,
         )  # fmt: skip
 
 
-def held_by(rows: Tensor, counts: Tensor, others: Sequence[tuple[int, Tensor]], source: Tensor) -> None:
-    """As `far_rows.held_by`, for sets as `find` leaves them, into `source` [C]; also counts the rows that others hold,
-    as the third of `counts`. There must be others."""
+def find_in_buffers(rows: Tensor, counts: Tensor, buffers: Sequence[tuple[int, Tensor]], source: Tensor) -> None:
+    """As `host_rows.find_in_buffers`, for `rows` as `find_host_rows` leaves them, into `source` [C].
+
+    Also counts the rows that `buffers`, at least one, have: the third of `counts`.
+    """
     if rows.numel() == 0:
         return
-    for number, (room, held) in enumerate(others):
-        with _turns:
-            _held_kernel[(triton.cdiv(rows.numel(), 256),)](
+    for number, (buffer, cached) in enumerate(buffers):
+        with _launch_lock:
+            _find_in_buffer_kernel[(triton.cdiv(rows.numel(), 256),)](
                 rows,
-                held,
+                cached,
                 source,
                 counts,
                 rows.numel(),
-                held.numel(),
-                room << ROOM_SHIFT,
-                NOBODY=NOBODY,
+                cached.numel(),
+                buffer << BUFFER_SHIFT,
+                NO_ROW=NO_ROW,
                 FIRST=number == 0,
-                LAST=number == len(others) - 1,
-                STEPS=held.numel().bit_length(),
+                LAST=number == len(buffers) - 1,
+                STEPS=cached.numel().bit_length(),
                 BLOCK=256,
             )
 
 
-def move(
-    far: Tensor,
+def copy_rows(
+    host: Tensor,
     rows: Tensor,
     counts: Tensor,
-    room: Tensor,
+    buffer: Tensor,
     *,
-    home: bool,
+    write_back: bool,
     source: Tensor | None = None,
-    initial: Initial | None = None,
+    initial: InitialRowParams | None = None,
     touched: Tensor | None = None,
-    shape: Shape = WHOLE_DEVICE,
+    shape: LaunchShape = WHOLE_DEVICE,
 ) -> None:
-    """Copy rows of `far` [R, W], which a kernel can reach, to `room` [C, W], or `home` again.
+    """Copy rows of `host` [R, W], pinned memory, into `buffer` [C, W], or `write_back` to the host.
 
-    `rows` and `counts` are as `find` left them. Rows that `source` says another room holds stay behind. With `initial`,
-    what is stored of a row is the exclusive-or with its initial values. `touched` [R] bool is set for the rows moved.
+    `rows` and `counts` are as `find_host_rows` leaves them. Rows that another staging buffer has, by `source`, are not
+    copied. With `initial`, the host stores the exclusive-or of a row with its initial values. `touched` [R] bool is set
+    for the rows copied.
     """
-    width, capacity = far.shape[1], rows.numel()
+    width, capacity = host.shape[1], rows.numel()
     if capacity == 0:
         return
     block_w = triton.next_power_of_2(width)
     block_n = max(1, shape.elements // block_w)
     first = counts if initial is None else initial.starts
-    with _turns:
-        _move_kernel[(min(shape.programs, triton.cdiv(capacity, block_n)),)](
-            far.view(BITS[far.dtype]),
+    with _launch_lock:
+        _copy_rows_kernel[(min(shape.programs, triton.cdiv(capacity, block_n)),)](
+            host.view(BITS[host.dtype]),
             rows,
             rows if source is None else source,
-            room.view(BITS[room.dtype]),
+            buffer.view(BITS[buffer.dtype]),
             counts if touched is None else touched.view(torch.uint8),
             counts,
             first,
@@ -290,33 +293,33 @@ def move(
             capacity,
             width,
             0 if initial is None else initial.starts.numel(),
-            HOME=home,
-            FORWARDED=source is not None,
+            WRITE_BACK=write_back,
+            SKIP_CACHED=source is not None,
             LAZY=initial is not None,
-            MARKED=touched is not None,
+            MARK=touched is not None,
             STEPS=0 if initial is None else initial.starts.numel().bit_length(),
             START_0=0 if initial is None else _signed(initial.streams[0] + GAMMA),
             START_1=0 if initial is None else _signed(initial.streams[1] + GAMMA),
-            DTYPE=_TYPES[far.dtype],
+            DTYPE=_TYPES[host.dtype],
             BLOCK_N=block_n,
             BLOCK_W=block_w,
             num_warps=shape.num_warps,
         )
 
 
-def take(
-    storage: Tensor, source: Tensor, counts: Tensor, *, num_hot: int, room_rows: int, own_room: int, num_rows: int
+def copy_between_buffers(
+    storage: Tensor, source: Tensor, counts: Tensor, *, num_hot: int, buffer_rows: int, own_buffer: int, num_rows: int
 ) -> None:
-    """Copy the rows of a step that `source` says other rooms hold into room `own_room` of `storage` [S, W]."""
+    """Copy the rows of a step that other staging buffers have, by `source`, into `own_buffer` of `storage` [S, W]."""
     if num_rows == 0:
         return
     width = storage.shape[1]
     block_w = triton.next_power_of_2(width)
-    block_n = max(1, TAKEN // block_w)
-    with _turns:
-        _take_kernel[(triton.cdiv(num_rows, block_n),)](
-            storage.view(BITS[storage.dtype]), source, counts, num_rows, width, num_hot, room_rows, own_room,
-            ROOM_SHIFT=ROOM_SHIFT, BLOCK_N=block_n, BLOCK_W=block_w,
+    block_n = max(1, DEVICE_COPY_ELEMENTS // block_w)
+    with _launch_lock:
+        _copy_between_buffers_kernel[(triton.cdiv(num_rows, block_n),)](
+            storage.view(BITS[storage.dtype]), source, counts, num_rows, width, num_hot, buffer_rows, own_buffer,
+            BUFFER_SHIFT=BUFFER_SHIFT, BLOCK_N=block_n, BLOCK_W=block_w,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.data.batch import features_at
 from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
-from holdall.kernels.host_rows import NOBODY, Initial
+from holdall.kernels.host_rows import NO_ROW, InitialRowParams
 from holdall.runtime.graph_cache import GraphCache, where
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
@@ -59,7 +59,7 @@ class KernelMover:
         """Far lookups of a batch that there is place for."""
         self.beside_steps = False
         """Whether rows move while steps compute; a pipeline that runs ahead sets it."""
-        self._initial: Initial | None = None
+        self._initial: InitialRowParams | None = None
         if isinstance(pack.far, LazyRows):
             self._initial = _initial(pack.far.beginnings, pack.device)
         self._info: dict[tuple[str, ...], Tensor] = {}
@@ -101,7 +101,7 @@ class KernelMover:
 
         def launch() -> None:
             places = features_at(values, positions)
-            host_rows_triton.find(places, info, located, notes.rows, notes.counts, num_listed, first)
+            host_rows_triton.find_host_rows(places, info, located, notes.rows, notes.counts, num_listed, first)
 
         what = ("find", key, tuple(positions), values.stride(), num_listed, first)
         self.launches.run(None if passing else (what, where(values, located, notes.rows, notes.counts)), launch)
@@ -131,7 +131,7 @@ class KernelMover:
 
     def of_rows(self, rows: Tensor, num_lookups: int) -> KernelSet:
         """The working set of rows that were found in another way."""
-        padded = torch.full((self.pack.room_rows,), NOBODY, dtype=torch.int64, device=self.pack.device)
+        padded = torch.full((self.pack.room_rows,), NO_ROW, dtype=torch.int64, device=self.pack.device)
         padded[: rows.numel()] = rows[: padded.numel()]
         counts = torch.tensor([num_lookups, rows.numel(), 0], dtype=torch.int32, device=self.pack.device)
         return KernelSet(padded, counts=counts, num_listed=max(self.num_listed, num_lookups))
@@ -152,7 +152,7 @@ class KernelMover:
             return
         source = self._notes[working.room].source if working.stays else torch.empty_like(rows)
         what = ("held", where(source, *(held for _, held in others)), tuple(room for room, _ in others))
-        self._launch(what, working, lambda: host_rows_triton.held_by(rows, counts, others, source))
+        self._launch(what, working, lambda: host_rows_triton.find_in_buffers(rows, counts, others, source))
         working.source = source
 
     def announce(self, working: KernelSet) -> None:
@@ -195,12 +195,12 @@ class KernelMover:
 
         assert working.counts is not None
         for number, (there, here) in enumerate(zip(far, rooms, strict=True)):
-            host_rows_triton.move(
+            host_rows_triton.copy_rows(
                 _wide(there),
                 working.rows,
                 working.counts,
                 _wide(here),
-                home=home,
+                write_back=home,
                 source=None if home else working.source,
                 initial=self._initial if number == 0 else None,
                 touched=touched if number == 0 else None,
@@ -219,13 +219,13 @@ class KernelMover:
         assert working.counts is not None
         assert working.source is not None
         for tensor in near:
-            host_rows_triton.take(
+            host_rows_triton.copy_between_buffers(
                 _wide(tensor),
                 working.source,
                 working.counts,
                 num_hot=self.pack.num_hot,
-                room_rows=self.pack.room_rows,
-                own_room=working.room,
+                buffer_rows=self.pack.room_rows,
+                own_buffer=working.room,
                 num_rows=working.rows.numel(),
             )
 
@@ -235,9 +235,9 @@ def _wide(rows: Tensor) -> Tensor:
     return rows if rows.ndim == 2 else rows[:, None]
 
 
-def _initial(beginnings: InitialValues, device: torch.device) -> Initial:
+def _initial(beginnings: InitialValues, device: torch.device) -> InitialRowParams:
     near = beginnings.to(device)
-    return Initial(near.starts, near.seeds, near.stds, quantiles(device), (stream(0), stream(1)))
+    return InitialRowParams(near.starts, near.seeds, near.stds, quantiles(device), (stream(0), stream(1)))
 
 
 def why_not_by_kernels(far: HostRows, device: torch.device) -> str | None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids, features_at
 from holdall.embedding.dense_pack import DensePack
-from holdall.kernels.host_rows import ROOM_SHIFT, find, held_by
+from holdall.kernels.host_rows import BUFFER_SHIFT, find_host_rows, find_in_buffers
 from holdall.tiers.copy_mover import CopyMover
 from holdall.tiers.host_rows import HostRows, LazyRows, stored_rows
 from holdall.tiers.hot_refresh import HotRefresh
@@ -210,7 +210,7 @@ class TieredPack(DensePack):
         if ids.offsets is None and self.moves is not None:
             return self.moves.find(places, range(len(names)), names, columns, room, passing=True)
         if ids.offsets is None:
-            rows, located, num_far = find(places, torch.stack(columns, dim=1), self.num_hot)
+            rows, located, num_far = find_host_rows(places, torch.stack(columns, dim=1), self.num_hot)
             working = WorkingSet(rows, located, names)
         else:
             cold = (starts + places)[places >= columns[0][which]]
@@ -228,7 +228,7 @@ class TieredPack(DensePack):
             self.moves.forward(working, newest_first)
             self.moves.announce(working)
         elif newest_first:
-            source = held_by(working.rows, [(other.room, other.rows) for other in reversed(newest_first)])
+            source = find_in_buffers(working.rows, [(other.room, other.rows) for other in reversed(newest_first)])
             held = (source >= 0).nonzero()[:, 0]
             if held.numel():
                 working.source, working.held = source[held], held
@@ -267,7 +267,7 @@ class TieredPack(DensePack):
             assert self.moves is not None
             self.moves.take(working)
         elif working.source is not None and working.held is not None:
-            rooms, places = working.source >> ROOM_SHIFT, working.source & ((1 << ROOM_SHIFT) - 1)
+            rooms, places = working.source >> BUFFER_SHIFT, working.source & ((1 << BUFFER_SHIFT) - 1)
             there = self.num_hot + rooms * self.room_rows + places
             here = self.num_hot + working.room * self.room_rows + working.held
             for near in self.near_tensors():

@@ -24,7 +24,7 @@ class WorkingSet:
     """Whether `located` is of the room of this set, or as if that were the first."""
     room: int = 0
     source: Tensor | None = None
-    """[U] int64: which other room holds a row, newer than the host's, as `kernels.far_rows.held_by` says it."""
+    """[U] int64: the other buffer with a newer copy of a row than the host's, by `kernels.host_rows.find_in_buffers`."""
     held: Tensor | None = None
     """Places of the rows that other rooms hold, where there are any."""
     fetched: Tensor | None = None
@@ -40,7 +40,7 @@ class WorkingSet:
 
 @dataclass
 class KernelSet(WorkingSet):
-    """A working set that the host has not seen: `rows` [C] is as long as its room, and NOBODY behind the last row."""
+    """A working set that the host has not seen: `rows` [C] is as long as its room, and NO_ROW behind the last row."""
 
     counts: Tensor | None = None
     """[3] int32 on the device: far lookups, distinct far rows, rows that other rooms hold."""

@@ -346,10 +346,10 @@ def _find(clock: Clock) -> Cost:
 def _finding(values: Tensor, info: Tensor, far: int) -> Callable[[], Any]:
     """What finds the far rows of a batch: kernels that wait for nothing, where there are any."""
     if not (values.is_cuda and HAS_TRITON):
-        return lambda: host_rows.find(values, info, 5)[0].cpu()
+        return lambda: host_rows.find_host_rows(values, info, 5)[0].cpu()
     from holdall.kernels import host_rows_triton
 
     located = torch.empty(values.shape[1], values.shape[0], dtype=torch.int32, device=values.device)
     rows = torch.empty(max(16, far), dtype=torch.int64, device=values.device)
     counts = torch.empty(3, dtype=torch.int32, device=values.device)
-    return lambda: host_rows_triton.find(values, info, located, rows, counts, far + 16, 5)
+    return lambda: host_rows_triton.find_host_rows(values, info, located, rows, counts, far + 16, 5)

@@ -49,4 +49,6 @@ def _seconds(
         rows.copy_(torch.from_numpy(drawn))
 
     draw()
-    return clock.replayed(lambda: host_rows_triton.move(table, rows, counts, room, home=home, shape=shape), draw)
+    return clock.replayed(
+        lambda: host_rows_triton.copy_rows(table, rows, counts, room, write_back=home, shape=shape), draw
+    )
