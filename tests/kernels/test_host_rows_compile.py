@@ -48,8 +48,9 @@ def test_find(wide: bool) -> None:
 def test_copy_rows(bits: str, dtype: Any, lazy: bool, width: int, write_back: bool) -> None:
     kernel = host_rows_triton._copy_rows_kernel
     code = compiled(
-        kernel, 4, types(kernel, host=bits, buffer=bits), WRITE_BACK=write_back, SKIP_CACHED=not write_back,
-        LAZY=lazy, MARK=lazy and write_back, STEPS=5 if lazy else 0, START_0=-5, START_1=7, DTYPE=dtype, BLOCK_N=1024 // width, BLOCK_W=width,
+        kernel, 4, types(kernel, host=bits, buffer=bits), WRITE_BACK=write_back, SKIP_CACHED=not write_back, LAZY=lazy,
+        MARK=lazy and write_back, STEPS=5 if lazy else 0, START_0=-5, START_1=7, DTYPE=dtype, BLOCK_N=1024 // width,
+        BLOCK_W=width,
     )  # fmt: skip
     assert "ld.global" in code
 

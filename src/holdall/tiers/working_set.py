@@ -24,7 +24,7 @@ class WorkingSet:
     """Whether `located` is of the room of this set, or as if that were the first."""
     room: int = 0
     source: Tensor | None = None
-    """[U] int64: the other buffer with a newer copy of a row than the host's, by `kernels.host_rows.find_in_buffers`."""
+    """[U] int64: the other buffer with a newer copy of a row, by `kernels.host_rows.find_in_buffers`."""
     held: Tensor | None = None
     """Places of the rows that other rooms hold, where there are any."""
     fetched: Tensor | None = None
