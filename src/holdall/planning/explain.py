@@ -16,7 +16,7 @@ from holdall.planning.forecast import forecast
 from holdall.planning.inputs import config_of, find_hardware, find_limits, find_lookups, make_problem
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import shortages
-from holdall.planning.plan import Plan, StrategyName, TablePlan
+from holdall.planning.plan import Plan, PlannedStrategy, TablePlan
 from holdall.planning.step_cost import Problem
 from holdall.popularity.profile import Profile
 from holdall.tables import Dense
@@ -133,8 +133,8 @@ def _alternatives(plan: Plan, entry: TablePlan, problem: Problem, limits: Mappin
 
 def _alternative(plan: Plan, what: str, changed: TablePlan, problem: Problem, limits: Mapping[str, int]) -> Alternative:
     tables = tuple(changed if table.name == changed.name else table for table in plan.tables)
-    strategy: StrategyName = plan.strategy
-    if strategy in ("plain", "host") and any(table.tiered for table in tables):
+    strategy: PlannedStrategy = plan.strategy
+    if not plan.kind.has_hot_rows and any(table.tiered for table in tables):
         strategy = "split"
     other = forecast(replace(plan, tables=tables, strategy=strategy, forecast=None), problem, limits["host"])
     assert other.forecast is not None

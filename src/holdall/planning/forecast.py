@@ -12,6 +12,7 @@ from holdall.optim.optimizers import _new_slots
 from holdall.planning.lookup_counts import choose_hot
 from holdall.planning.plan import TIERS, Bytes, Forecast, Plan, TableForecast, TablePlan
 from holdall.planning.step_cost import Load, Problem, stage_seconds, step_seconds, table_load
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, Method
 from holdall.tiers.pipeline import rooms_for
 from holdall.tiers.staging import with_spare
@@ -25,8 +26,7 @@ NOTED_BYTES = 16
 def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Plan:
     """The same choices with their forecast; `host_limit` bounds what the host keeps in memory of tables on disk."""
     crowding, hot_share = _hot_batches(plan, problem)
-    far = plan.strategy not in ("plain", "host")
-    staging = staging_rows(problem, plan.tables, crowding) if far else {}
+    staging = staging_rows(problem, plan.tables, crowding) if plan.kind.has_hot_rows else {}
     used = memory(plan, problem, plan.tables, staging)
     cached = _cached_rows(plan, problem, used, host_limit)
     loads = {t.name: table_load(problem, t, cached.get(t.name, 0), crowding) for t in plan.tables}
@@ -52,7 +52,7 @@ def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Pla
 
 def _hot_batches(plan: Plan, problem: Problem) -> tuple[float, float]:
     """How crowded far lookups are, and the share of hot batches."""
-    if plan.strategy != "hot-batches":
+    if not plan.kind.packs_hot_batches:
         return 1.0, 0.0
     if problem.hot_inputs is None:
         raise ConfigError("hot batches need the data set, to see which of its inputs are hot")
@@ -139,15 +139,16 @@ def table_bytes(problem: Problem, table: TablePlan, strategy: str) -> dict[str, 
         stored = table.method.num_bytes(count, problem.dim) if count else 0
         return Bytes(parameters=stored, state=count * problem.state_bytes, buffers=buffers)
 
+    kind = STRATEGY_KINDS[strategy]
     if not isinstance(table.method, Dense):
         taken = compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer)
-        return {"host" if strategy == "host" else "device": taken}
+        return {"host" if kind.looks_up_on_host else "device": taken}
     if table.tail == "device":
         return {"device": rows(table.num_rows)}
     found = {"device": rows(table.hot_rows)} if table.hot_rows else {}
     if table.tail == "sharded":
         return {**found, "host": rows(-(-(table.num_rows - table.hot_rows) // problem.world_size))}
-    marks = table.num_rows if strategy in ("split", "hot-batches") else 0
+    marks = table.num_rows if kind.keeps_tail else 0
     if table.tail == "host":
         return {**found, "host": rows(table.num_rows, marks)}
     return {**found, "host": Bytes(buffers=marks), "disk": rows(table.num_rows)}
@@ -195,7 +196,7 @@ def memory(
 
 def _with_forecast(plan: Plan, problem: Problem, table: TablePlan, load: Load) -> TablePlan:
     far = load.far_lookups / load.lookups if load.lookups else 0.0
-    if plan.strategy == "host":
+    if plan.kind.looks_up_on_host:
         lookups = {"host": 1.0}
     elif table.tail == "sharded":
         mine = 1 / problem.world_size

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from holdall.planning.forecast import compressed_bytes, crowding_of, find_bytes, staging_bytes, staging_rows
 from holdall.planning.lookup_counts import choose_hot
-from holdall.planning.plan import StrategyName, TablePlan, Tail
+from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem, compressed_row_seconds
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, HotCold, Method
 
 SMALL = 1000
@@ -27,7 +28,7 @@ class HotRows:
         self,
         tails: Mapping[str, Tail],
         compressed: Mapping[str, Method],
-        strategy: StrategyName,
+        strategy: PlannedStrategy,
         *,
         cached: bool = False,
         exact_parts: bool = True,
@@ -42,7 +43,7 @@ class HotRows:
         if exact_parts:
             worth |= {name: compressed_row_seconds(self.problem, name, compressed[name]) for name in compressed}
         hot = self._settled(tails, compressed, worth, 1.0)
-        if strategy != "hot-batches" or self.problem.hot_inputs is None:
+        if not STRATEGY_KINDS[strategy].packs_hot_batches or self.problem.hot_inputs is None:
             return hot
         whole = {name: self.problem.tables[name] for name in compressed}
         return self._settled(tails, compressed, worth, crowding_of(self.problem.hot_inputs({**whole, **hot})))

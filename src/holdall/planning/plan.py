@@ -31,11 +31,12 @@ from holdall.planning.plan_parts import (
     Bytes,
     Caps,
     Forecast,
-    StrategyName,
+    PlannedStrategy,
     TableForecast,
     TablePlan,
     Tail,
 )
+from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind, names_with
 from holdall.popularity.profile import fingerprint
 from holdall.tables import Dense, HotCold, Method, method_from_json
 
@@ -46,7 +47,7 @@ __all__ = [
     "Caps",
     "Forecast",
     "Plan",
-    "StrategyName",
+    "PlannedStrategy",
     "TableForecast",
     "TablePlan",
     "Tail",
@@ -73,7 +74,7 @@ class Plan:
     """Samples a step, over all processes."""
     optimizer: str
     precision: str = "float32"
-    strategy: StrategyName = "plain"
+    strategy: PlannedStrategy = "plain"
     """How a step goes: `plain`, all on the device; `host`, tables looked up on the host; `split`, hot rows on the
     device and the others fetched; `hot-batches`, as split, in batches that need no others; `two-fold`, several
     processes."""
@@ -89,6 +90,11 @@ class Plan:
     forecast: Forecast | None = None
 
     # --- what training asks ------------------------------------------------------------------------------------------
+
+    @property
+    def kind(self) -> StrategyKind:
+        """Capabilities of the strategy."""
+        return STRATEGY_KINDS[self.strategy]
 
     def table(self, name: str) -> TablePlan:
         for table in self.tables:
@@ -238,7 +244,7 @@ def _check_scalars(given: Mapping[str, Any], where: str) -> None:
         if name in given:
             _whole(given[name], least, f"{where}: '{name}'")
     _one_of(given["optimizer"], NAMES, f"{where}: 'optimizer'")
-    _one_of(given.get("strategy", "plain"), get_args(StrategyName), f"{where}: 'strategy'")
+    _one_of(given.get("strategy", "plain"), get_args(PlannedStrategy), f"{where}: 'strategy'")
     _one_of(given.get("precision", "float32"), ("float32", "bf16"), f"{where}: 'precision'")
     _one_of(given.get("device", "cpu"), ("cpu", "cuda"), f"{where}: 'device'")
     for name in ("data", "fingerprint", "preset"):
@@ -319,22 +325,24 @@ def _check_together(plan: Plan, where: str) -> None:
         raise ConfigError(f"{where}: 'dim' is {plan.dim}, but its model's is {dim}: change model.dim, and plan again")
     tails = {table.tail for table in plan.tables}
     name = next((table.name for table in plan.tables if table.tiered), "")
-    if plan.strategy == "plain" and name:
+    kind = plan.kind
+    if name and not (kind.has_hot_rows or kind.looks_up_on_host):
         raise ConfigError(
-            f"{where}: strategy 'plain' keeps every table on the device, but the tail of '{name}' is on "
+            f"{where}: strategy '{plan.strategy}' keeps every table on the device, but the tail of '{name}' is on "
             f"{plan.table(name).tail}: use strategy 'split'"
         )
-    if plan.strategy == "host":
+    if kind.looks_up_on_host:
         wrong = [t.name for t in plan.tables if t.tail != "compressed" and (t.tail != "host" or t.hot_rows)]
         if wrong:
             raise ConfigError(
-                f"{where}: strategy 'host' looks every table up on the host, so table '{wrong[0]}' must have "
-                f"tail 'host' and no hot rows: or use strategy 'split'"
+                f"{where}: strategy '{plan.strategy}' looks every table up on the host, so table '{wrong[0]}' must "
+                f"have tail 'host' and no hot rows: or use strategy 'split'"
             )
-    if "sharded" in tails and plan.strategy != "two-fold":
-        raise ConfigError(f"{where}: sharded tails need strategy 'two-fold', not '{plan.strategy}'")
-    if plan.strategy == "two-fold" and plan.world_size < 2:
-        raise ConfigError(f"{where}: strategy 'two-fold' needs a world_size of 2 or more")
+    if "sharded" in tails and not kind.shards_rows:
+        needed = names_with("shards_rows")
+        raise ConfigError(f"{where}: sharded tails need strategy '{needed}', not '{plan.strategy}'")
+    if kind.shards_rows and plan.world_size < 2:
+        raise ConfigError(f"{where}: strategy '{plan.strategy}' needs a world_size of 2 or more")
 
 
 def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:

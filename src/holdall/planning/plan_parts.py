@@ -8,7 +8,7 @@ from typing import Literal
 from holdall.tables import Method
 
 Tail = Literal["device", "host", "disk", "compressed", "sharded"]
-StrategyName = Literal["plain", "host", "split", "hot-batches", "two-fold"]
+PlannedStrategy = Literal["plain", "host", "split", "hot-batches", "two-fold"]
 TIERS = ("device", "host", "disk")
 STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate")
 """Parts of a step: batch in, distinct far rows found, brought, looked up; the dense part forward and backward; rows and

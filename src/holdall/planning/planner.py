@@ -25,15 +25,14 @@ from holdall.planning.inputs import PlanConfig, config_of, find_hardware, find_l
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import at_least, refuse_too_large, shortages
-from holdall.planning.plan import Plan, StrategyName, TablePlan, Tail
+from holdall.planning.plan import Plan, PlannedStrategy, TablePlan, Tail
 from holdall.planning.presets import Choice, find_preset
 from holdall.planning.step_cost import Problem, compressed_seconds
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.popularity.profile import Profile, fingerprint
 from holdall.tables import Dense, Method
 from holdall.tables.budget import auto_method
 
-FETCHING = ("split", "hot-batches", "two-fold")
-"""Strategies that fetch rows, and so can do it ahead."""
 SHARES = (1.0, 0.5)
 """Parts of the host's memory tried for tails when not all fit: the rest keeps popular rows of those on disk."""
 ROUNDS = 2
@@ -148,7 +147,7 @@ class Planner:
             optimizer=config.optimizer,
             precision=config.precision,
             strategy=choice.strategy,
-            prefetch=self.problem.prefetch if choice.strategy in FETCHING else 0,
+            prefetch=self.problem.prefetch if STRATEGY_KINDS[choice.strategy].has_hot_rows else 0,
             world_size=config.world_size,
             device=self.problem.hardware.device,
             caps=config.caps(),
@@ -238,10 +237,10 @@ class Planner:
         dense = {name: tails[name] for name in tails if name not in compressed}
         hot = self.hot.choose(dense, compressed, "split", cached=cached)
         tables = [self._stored(name, compressed, hot[name], tails[name]) for name in self.problem.tables]
-        strategy: StrategyName = "split" if any(table.tiered for table in tables) else "plain"
+        strategy: PlannedStrategy = "split" if any(table.tiered for table in tables) else "plain"
         return Choice(strategy, tuple(tables))
 
-    def hot_rows(self, compressed: Mapping[str, Method], strategy: StrategyName, tail: Tail) -> dict[str, int]:
+    def hot_rows(self, compressed: Mapping[str, Method], strategy: PlannedStrategy, tail: Tail) -> dict[str, int]:
         """Hot rows by table, as many as the device has room for; none of compressed tables."""
         tails = {name: tail for name in self.problem.tables if name not in compressed}
         return self.hot.choose(tails, compressed, strategy, exact_parts=False)
@@ -252,7 +251,7 @@ class Planner:
         """Plans like the fastest exact one, or like `otherwise`, in which tables whose far rows cost more time than
         computing rows would are compressed, each to the share that was allowed."""
         assert self.config.allow_compression is not None
-        split = [made for made in exact if made.strategy == "split"]
+        split = [made for made in exact if made.kind.has_hot_rows]
         like = min(split, key=_seconds).tables if split else otherwise.tables
         found: dict[str, Method] = {}
         dense = self.problem.table_costs(Dense())
@@ -333,9 +332,9 @@ def _together(choice: Choice, tail: Tail) -> Choice:
 
     One storage is looked up and updated faster than two, and they take a place in both tiers.
     """
-    if choice.strategy != "split":
+    if not STRATEGY_KINDS[choice.strategy].has_hot_rows:
         return choice
-    return Choice("split", tuple(replace(t, tail=tail) if t.tail == "device" else t for t in choice.tables))
+    return replace(choice, tables=tuple(replace(t, tail=tail) if t.tail == "device" else t for t in choice.tables))
 
 
 def _filled(order: Sequence[str], sizes: Mapping[str, int], room: float) -> set[str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.planning.plan import StrategyName, TablePlan, Tail
+from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem
 from holdall.planning.two_fold_cut import cut_lookups
 from holdall.tables import Dense, Frobenius, Method, TensorTrain
@@ -30,11 +30,11 @@ NUM_COMPRESSED = 5
 class Choice:
     """Where a preset puts the tables."""
 
-    strategy: StrategyName
+    strategy: PlannedStrategy
     tables: tuple[TablePlan, ...]
 
 
-HotRows = Callable[[Mapping[str, Method], StrategyName, Tail], dict[str, int]]
+HotRows = Callable[[Mapping[str, Method], PlannedStrategy, Tail], dict[str, int]]
 """Hot rows by table, as many as the device has room for: given compressed tables, strategy and where tails go."""
 
 
@@ -56,11 +56,12 @@ def fpd(problem: Problem, hot_rows: HotRows) -> Choice:
 
 def el_rec(problem: Problem, hot_rows: HotRows) -> Choice:
     compressed = _largest_as(problem, TensorTrain(rank=32))
-    return _split(problem, compressed, hot_rows(compressed, "split", "host"), "split", "host")
+    tables = _place(problem, compressed, hot_rows(compressed, "split", "host"), "host")
+    return Choice("split" if any(table.tiered for table in tables) else "plain", tables)
 
 
 def fae(problem: Problem, hot_rows: HotRows) -> Choice:
-    return _split(problem, {}, hot_rows({}, "hot-batches", "host"), "hot-batches", "host")
+    return Choice("hot-batches", _place(problem, {}, hot_rows({}, "hot-batches", "host"), "host"))
 
 
 def p2res(problem: Problem, hot_rows: HotRows) -> Choice:
@@ -78,7 +79,7 @@ def p2res(problem: Problem, hot_rows: HotRows) -> Choice:
         row_seconds=problem.row_seconds("host"),
         lookup_seconds=problem.hardware.find.per_row,
     )
-    return _split(problem, {}, cut.hot_rows, "two-fold", "sharded")
+    return Choice("two-fold", _place(problem, {}, cut.hot_rows, "sharded"))
 
 
 PRESETS: dict[str, Callable[[Problem, HotRows], Choice]] = {
@@ -106,16 +107,6 @@ def _largest_as(problem: Problem, method: Method) -> dict[str, Method]:
         for name in largest
         if method.num_bytes(problem.tables[name], problem.dim) < Dense().num_bytes(problem.tables[name], problem.dim)
     }
-
-
-def _split(
-    problem: Problem, compressed: Mapping[str, Method], hot: Mapping[str, int], strategy: StrategyName, tail: Tail
-) -> Choice:
-    """Hot rows near, the others far; without any far row it is the plain plan."""
-    tables = _place(problem, compressed, hot, tail)
-    if strategy == "split" and not any(table.tiered for table in tables):
-        strategy = "plain"
-    return Choice(strategy, tables)
 
 
 def _place(

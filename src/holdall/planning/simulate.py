@@ -40,9 +40,17 @@ from holdall.planning.messages import (
 )
 from holdall.planning.plan import Plan, TablePlan
 from holdall.planning.step_cost import Load, Problem, dense_bytes, stage_seconds, step_seconds, table_load
+from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind
 from holdall.tables import Dense
 
 StrategyOnPaper = Literal["two-fold", "row-wise", "table-wise", "data-parallel"]
+
+ON_PAPER: dict[StrategyOnPaper, StrategyKind] = {
+    "two-fold": STRATEGY_KINDS["two-fold"],
+    "row-wise": replace(STRATEGY_KINDS["two-fold"], name="row-wise", has_hot_rows=False),
+    "table-wise": STRATEGY_KINDS["table-wise"],
+    "data-parallel": STRATEGY_KINDS["data-parallel"],
+}
 
 MOST_PROCESSES = 1 << 20
 
@@ -155,15 +163,13 @@ def _share(batch_size: int, world_size: int) -> int:
 
 
 def _simulate_one(plan: Plan, problem: Problem, strategy: StrategyOnPaper, schema: Schema, links: Links) -> Simulated:
-    tables = placed(plan, strategy)
-    owners = {}
-    if strategy == "table-wise":
-        owners = _owners(problem, tables)
-    messages = _messages(problem, tables, strategy, schema, owners)
+    tables, kind = placed(plan, strategy), ON_PAPER[strategy]
+    owners = _owners(problem, tables) if kind.shards_tables else {}
+    messages = _messages(problem, tables, kind, schema, owners)
     exchange = links.by_kind(messages, problem.world_size)
-    stages = _stages(problem, tables, strategy, owners)
+    stages = _stages(problem, tables, kind, owners)
     stages["communicate"] = sum(exchange.values())
-    step = step_seconds(problem, stages, _like(strategy))
+    step = step_seconds(problem, stages, _like(kind))
     return Simulated(
         world_size=problem.world_size,
         batch_size=problem.batch_size,
@@ -171,26 +177,28 @@ def _simulate_one(plan: Plan, problem: Problem, strategy: StrategyOnPaper, schem
         exchange=exchange,
         messages=tuple(messages),
         step_seconds=step,
-        memory=_memory(plan, problem, tables, strategy, owners),
+        memory=_memory(plan, problem, tables, kind, owners),
     )
 
 
 def placed(plan: Plan, strategy: StrategyOnPaper) -> tuple[TablePlan, ...]:
     """The plan's tables where a strategy puts them; compressed ones stay as they are."""
-    found = []
+    found, kind = [], ON_PAPER[strategy]
     for table in plan.tables:
         if isinstance(table.method, Dense):
-            hot = {"two-fold": table.hot_rows, "row-wise": 0}.get(strategy, table.num_rows)
-            if strategy == "two-fold" and table.tail == "device":
-                hot = table.num_rows
+            hot = table.num_rows
+            if kind.shards_rows and not kind.has_hot_rows:
+                hot = 0
+            elif kind.shards_rows and table.tail != "device":
+                hot = table.hot_rows
             table = replace(table, hot_rows=hot, tail="device" if hot == table.num_rows else "sharded", forecast=None)
         found.append(table)
     return tuple(found)
 
 
-def _like(strategy: StrategyOnPaper) -> Literal["two-fold", "plain"]:
+def _like(kind: StrategyKind) -> Literal["two-fold", "plain"]:
     """How a process's own part of a step goes."""
-    return "two-fold" if strategy in ("two-fold", "row-wise") else "plain"
+    return "two-fold" if kind.shards_rows else "plain"
 
 
 # --- exchange --------------------------------------------------------------------------------------------------------
@@ -210,7 +218,7 @@ def _owners(problem: Problem, tables: Sequence[TablePlan]) -> dict[str, int]:
 def _messages(
     problem: Problem,
     tables: Sequence[TablePlan],
-    strategy: StrategyOnPaper,
+    kind: StrategyKind,
     schema: Schema,
     owners: Mapping[str, int],
 ) -> list[Message]:
@@ -220,7 +228,7 @@ def _messages(
         "batch_size": problem.batch_size,
         "world_size": problem.world_size,
     }
-    if strategy == "table-wise":
+    if kind.shards_tables:
         features = {table.name: 0 for table in tables}
         for feature in schema.features:
             name = feature.table or feature.name
@@ -231,10 +239,10 @@ def _messages(
     found = []
     if dense:
         known = {name: problem.lookups[name] for name in dense}
-        if strategy == "data-parallel":
-            found = data_parallel_messages(known, **common)
-        else:
+        if kind.shards_rows:
             found = two_fold_messages(known, {name: table.hot_rows for name, table in dense.items()}, **common)
+        else:
+            found = data_parallel_messages(known, **common)
     return [*found, dense_message(dense_bytes(problem, tables), problem.world_size)]
 
 
@@ -242,14 +250,14 @@ def _messages(
 
 
 def _stages(
-    problem: Problem, tables: Sequence[TablePlan], strategy: StrategyOnPaper, owners: Mapping[str, int]
+    problem: Problem, tables: Sequence[TablePlan], kind: StrategyKind, owners: Mapping[str, int]
 ) -> dict[str, float]:
     """Seconds by stage, without the exchange; table-wise, of the process that its tables keep busy longest."""
     alone = replace(problem, world_size=1)
     everyone = problem.batch_size * problem.world_size
     loads = {table.name: table_load(problem, table) for table in tables}
-    found = stage_seconds(alone, tables, _like(strategy), loads)
-    if strategy == "table-wise":
+    found = stage_seconds(alone, tables, _like(kind), loads)
+    if kind.shards_tables:
         answering = replace(alone, batch_size=everyone)
         each = [
             stage_seconds(answering, mine, "plain", {table.name: table_load(answering, table) for table in mine})
@@ -275,9 +283,9 @@ def _by_owner(tables: Sequence[TablePlan], owners: Mapping[str, int]) -> list[tu
 
 
 def _memory(
-    plan: Plan, problem: Problem, tables: Sequence[TablePlan], strategy: StrategyOnPaper, owners: Mapping[str, int]
+    plan: Plan, problem: Problem, tables: Sequence[TablePlan], kind: StrategyKind, owners: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    like = replace(plan, strategy=_like(strategy), world_size=problem.world_size)
-    shares = _by_owner(tables, owners) if strategy == "table-wise" else [tables]
+    like = replace(plan, strategy=_like(kind), world_size=problem.world_size)
+    shares = _by_owner(tables, owners) if kind.shards_tables else [tables]
     each = [memory(like, problem, mine, staging_rows(problem, mine)) for mine in shares]
     return max(each, key=lambda tiers: sum(sum(parts.values()) for parts in tiers.values()))

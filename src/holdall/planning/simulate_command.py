@@ -17,7 +17,7 @@ from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.planning.inputs import config_of, find_hardware, find_lookups, make_problem
 from holdall.planning.machine.hardware import Hardware, HardwareWarning, default_path
 from holdall.planning.plan import STAGES, TIERS, Plan
-from holdall.planning.simulate import Simulated, StrategyOnPaper, parse_world_sizes, simulate
+from holdall.planning.simulate import ON_PAPER, Simulated, StrategyOnPaper, parse_world_sizes, simulate
 
 NAMES = {"communicate": "exchange"}
 """Stages whose name says less than another word here."""
@@ -88,7 +88,7 @@ def _notes(rates: Hardware, plan: Plan, strategy: StrategyOnPaper, rows: Sequenc
         other = rates.check_machine()
     notes += [] if other is None else [other]
     most = max(row.world_size for row in rows)
-    if strategy == "table-wise" and most > len(plan.tables):
+    if ON_PAPER[strategy].shards_tables and most > len(plan.tables):
         notes.append(
             f"there are {len(plan.tables)} tables, so of {most:,} processes {most - len(plan.tables):,} or more have "
             f"none; the others answer for everyone, and time and memory are those of the one with most"

@@ -22,6 +22,7 @@ from holdall.planning.machine.gather_path import PINNED, PINNED_BESIDE
 from holdall.planning.machine.hardware import Cost, Hardware, line_at
 from holdall.planning.messages import dense_message, two_fold_messages
 from holdall.planning.plan import STAGES, TablePlan
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.table_cost import chain_of, swept, table_costs
 from holdall.planning.workload import DenseWork
 from holdall.tables import Dense, HotCold, Method
@@ -174,7 +175,7 @@ def stage_seconds(
 ) -> dict[str, float]:
     """Seconds of every stage of a step, each on its own."""
     dense = [table for table in tables if isinstance(table.method, Dense)]
-    on_host = strategy == "host"
+    on_host = STRATEGY_KINDS[strategy].looks_up_on_host
     found = dict.fromkeys(STAGES, 0.0)
     numbers = sum(load.lookups for load in loads.values()) + problem.batch_size * (problem.num_dense + 1)
     found["read"] = problem.hardware.read.seconds(numbers)
@@ -201,7 +202,7 @@ def stage_seconds(
         size = 4 * problem.dim * sum(load.lookups for load in loads.values())
         found["fetch"] = problem.hardware.copy["to_device_pinned"].seconds(size)
         found["write_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
-    elif strategy in ("split", "hot-batches", "two-fold"):
+    elif STRATEGY_KINDS[strategy].has_hot_rows:
         found.update(far_seconds(problem, tables, loads))
     found["dense"] = dense_seconds(problem)
     found["update"] += problem.hardware.dense_update[problem.optimizer].seconds(problem.work.num_parameters)
@@ -213,7 +214,7 @@ def stage_seconds(
 def num_packs(dense: Sequence[TablePlan], strategy: str) -> int:
     """How many storages dense tables lie in, each looked up and updated by itself: one a place, where they have several
     (`tiers.place`)."""
-    return len({table.tail for table in dense}) if strategy in ("split", "hot-batches") else min(1, len(dense))
+    return len({table.tail for table in dense}) if STRATEGY_KINDS[strategy].keeps_tail else min(1, len(dense))
 
 
 def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> dict[str, float]:
@@ -256,9 +257,10 @@ def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str,
     known = problem.hardware.captured
     if known is None:
         return 0.0
-    if strategy == "host":
+    kind = STRATEGY_KINDS[strategy]
+    if kind.looks_up_on_host:
         return known.launch_layers.seconds(len(problem.work.layers))
-    moves = strategy in ("split", "hot-batches") and problem.reached_as is not None
+    moves = kind.keeps_tail and problem.reached_as is not None
     reached = moves and any(table.tail == "host" for table in tables)
     return (known.launch_far if reached else known.launch_step).seconds(numbers)
 
@@ -392,11 +394,12 @@ def _step_of_gpu(
 ) -> float:
     """The slowest of those that work at the same time: the host, what computes, and what moves rows either way."""
     launch = stages["launch"]
-    if strategy == "plain":
-        return max(near, launch)
-    if strategy == "host":  # the host looks up, waits and updates; layers are launched while they run
+    kind = STRATEGY_KINDS[strategy]
+    if kind.looks_up_on_host:  # the host looks up, waits and updates; layers are launched while they run
         return near - stages["dense"] + max(stages["dense"], launch) + far
-    if problem.prefetch == 0 or strategy not in ("split", "hot-batches"):
+    if not kind.has_hot_rows:
+        return max(near, launch)
+    if problem.prefetch == 0 or not kind.keeps_tail:
         return near + far + launch
     if copied:
         return max(near, launch + far)

@@ -15,6 +15,7 @@ from holdall.models import Model
 from holdall.models.settings import ModelSettings
 from holdall.optim.optimizers import OptimizerConfig, OptimizerName
 from holdall.optim.schedule import Schedule
+from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyName, names_with
 from holdall.tables import METHODS, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
 from holdall.tiers.pipeline import GPU_PREFETCH
@@ -46,9 +47,7 @@ class TrainConfig(ModelSettings):
     min_rows: int | None = None
     """Tables with fewer rows stay dense: by default those the budget has room for, or below 1,000 rows without one."""
 
-    strategy: Literal["plain", "host", "split", "hot-batches", "data-parallel", "two-fold", "table-wise", "local"] = (
-        "plain"
-    )
+    strategy: StrategyName = "plain"
     """Where tables live: plain, on the device; host, on the host and looked up there; split, their --hot-bytes most
     popular rows on the device and the others on the host; hot-batches, as split, with batches that need no others. For
     several processes (torchrun): data-parallel, all on each, gradients summed; two-fold, hot rows on each and the
@@ -180,56 +179,54 @@ class TrainConfig(ModelSettings):
             raise ConfigError(f"--best-by {self.best_by} needs ranking, which --rank-at 0 turns off")
 
     def _check_strategy(self) -> None:
-        needs_hot = self.strategy in ("split", "hot-batches")
-        has_hot = needs_hot or self.strategy == "two-fold"
+        kind = STRATEGY_KINDS[self.strategy]
+        with_hot_rows, with_tail = names_with("has_hot_rows"), names_with("keeps_tail")
         if self.plan is not None:
             for name in ("method", "budget", "hot_bytes", "refresh_hot"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--plan decides how tables are stored: leave --{name.replace('_', '-')} out")
-        elif needs_hot and self.hot_bytes is None:
+        elif kind.keeps_tail and self.hot_bytes is None:
             raise ConfigError(f"--strategy {self.strategy} needs --hot-bytes, such as --hot-bytes 256MB")
         if self.hot_bytes is not None:
-            if not has_hot:
-                raise ConfigError(
-                    f"--hot-bytes goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
-                )
+            if not kind.has_hot_rows:
+                raise ConfigError(f"--hot-bytes goes with {with_hot_rows}, not with --strategy {self.strategy}")
             parse_bytes(self.hot_bytes)
-        if self.tail != "host" and not needs_hot:
-            raise ConfigError(f"--tail goes with split and hot-batches, not with --strategy {self.strategy}")
-        if self.profile is not None and not has_hot:
-            raise ConfigError(
-                f"--profile goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
-            )
-        if self.hardware is not None and self.strategy != "two-fold":
-            raise ConfigError(f"--hardware goes with --strategy two-fold, not with {self.strategy}")
+        if self.tail != "host" and not kind.keeps_tail:
+            raise ConfigError(f"--tail goes with {with_tail}, not with --strategy {self.strategy}")
+        if self.profile is not None and not kind.has_hot_rows:
+            raise ConfigError(f"--profile goes with {with_hot_rows}, not with --strategy {self.strategy}")
+        if self.hardware is not None and not kind.shards_rows:
+            raise ConfigError(f"--hardware goes with --strategy {names_with('shards_rows')}, not with {self.strategy}")
         if self.save_hot_every is not None:
-            if not has_hot or self.refresh_hot is not None:
+            if not kind.has_hot_rows or self.refresh_hot is not None:
                 raise ConfigError(
-                    f"--save-hot-every goes with split, hot-batches and two-fold, whose hot rows stay the same, not "
-                    f"with --strategy {self.strategy}{' --refresh-hot' if self.refresh_hot is not None else ''}"
+                    f"--save-hot-every goes with {with_hot_rows}, whose hot rows stay the same, not with --strategy "
+                    f"{self.strategy}{' --refresh-hot' if self.refresh_hot is not None else ''}"
                 )
             if self.save_every is None:
                 raise ConfigError("--save-hot-every needs --save-every: hot rows are laid over a full checkpoint")
-        if self.merge_every is not None and self.strategy != "local":
-            raise ConfigError(f"--merge-every goes with --strategy local, not with {self.strategy}")
-        if self.clip_norm is not None and self.strategy == "local":
-            raise ConfigError("--clip-norm needs the norm of all gradients, which no process of --strategy local has")
+        if self.merge_every is not None and not kind.merges_tables:
+            merging = names_with("merges_tables")
+            raise ConfigError(f"--merge-every goes with --strategy {merging}, not with {self.strategy}")
+        if self.clip_norm is not None and kind.merges_tables:
+            raise ConfigError(
+                f"--clip-norm needs the norm of all gradients, which no process of --strategy {self.strategy} has"
+            )
         if self.prefetch is not None and self.prefetch < 0:
             raise ConfigError(f"--prefetch must be 0 (nothing runs ahead) or more, not {self.prefetch}")
-        if self.fetch_by == "kernel" and (not (needs_hot or self.plan) or self.consistency == "stale"):
-            raise ConfigError("--fetch-by kernel goes with split and hot-batches, and with --consistency exact")
-        if self.prefetch and not has_hot:
+        if self.fetch_by == "kernel" and (not (kind.keeps_tail or self.plan) or self.consistency == "stale"):
+            raise ConfigError(f"--fetch-by kernel goes with {with_tail}, and with --consistency exact")
+        if self.prefetch and kind.max_prefetch == 0:
+            raise ConfigError(f"--prefetch goes with {with_hot_rows}, not with --strategy {self.strategy}")
+        if kind.max_prefetch and ((self.prefetch or 0) > kind.max_prefetch or self.consistency == "stale"):
             raise ConfigError(
-                f"--prefetch goes with split, hot-batches and two-fold, not with --strategy {self.strategy}"
+                f"{self.strategy} fetches the rows of the next step, exactly: --prefetch is 0 or {kind.max_prefetch} "
+                f"and --consistency exact"
             )
-        if self.strategy == "two-fold" and ((self.prefetch or 0) > 1 or self.consistency == "stale"):
+        if self.refresh_hot is not None and not kind.refreshes_hot:
             raise ConfigError(
-                "two-fold fetches the rows of the next step, exactly: --prefetch is 0 or 1 and --consistency exact"
-            )
-        if self.refresh_hot is not None and self.strategy != "split":
-            raise ConfigError(
-                f"--refresh-hot goes with --strategy split, not with {self.strategy}: hot batches are packed for hot "
-                f"rows that stay the same"
+                f"--refresh-hot goes with --strategy {names_with('refreshes_hot')}, not with {self.strategy}: hot "
+                f"batches are packed for hot rows that stay the same"
             )
 
     def _check_method(self) -> None:

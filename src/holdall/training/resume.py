@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdall.common.errors import CheckpointError
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_run
 
@@ -24,19 +25,19 @@ FREE = frozenset(
     ]
 )
 """How long to go on, what to write, and on what."""
-INTERCHANGEABLE = frozenset({"plain", "host", "split", "data-parallel", "local", "two-fold", "table-wise"})
-"""Strategies that see samples in the same order and whose checkpoints hold the same."""
 PLACES = frozenset(
     ["strategy", "merge_every", "hot_bytes", "tail", "profile", "hardware", "prefetch", "fetch_by", "consistency"]
 )
-"""Where rows live and how they get there, which may change between those strategies."""
+"""Where rows are stored and how they are fetched: may change between strategies that see samples in the same order,
+whose checkpoints hold the same tensors."""
 
 
 def refuse_other_settings(run: Path, config: TrainConfig) -> None:
     """Raise, naming the setting, unless `config` is what the run was trained with but for what may change."""
     before = TrainConfig.from_json(read_run(run)["config"]["train"]).to_json()
     free = FREE
-    if {before["strategy"], config.strategy} <= INTERCHANGEABLE and not before["refresh_hot"]:
+    kinds = [STRATEGY_KINDS[name] for name in (before["strategy"], config.strategy)]
+    if not any(kind.packs_hot_batches for kind in kinds) and not before["refresh_hot"]:
         free |= PLACES
     for name, value in config.to_json().items():
         old = before[name]

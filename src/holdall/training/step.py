@@ -20,6 +20,7 @@ from holdall.data.batch import Batch
 from holdall.distributed.processes import PeerError
 from holdall.models.loss import logloss, squared_length
 from holdall.optim.optimizers import Optimizers
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
 from holdall.training.interrupt import Interrupt
@@ -176,8 +177,8 @@ class TrainStep:
             why_not = f"the device is {self.device}"
         elif self.processes.world_size > 1:
             why_not = "processes meet in every step"
-        elif self.config.strategy == "host":
-            why_not = "--strategy host looks tables up on the host"
+        elif STRATEGY_KINDS[self.config.strategy].looks_up_on_host:
+            why_not = f"--strategy {self.config.strategy} looks tables up on the host"
         if why_not is None:
             return CapturedStep(
                 self._backward_captured,
