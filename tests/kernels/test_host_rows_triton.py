@@ -23,8 +23,9 @@ from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.forecast import NOTED_BYTES
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tiers.kernel_mover import Notes
-from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import place
+from holdall.tiers.staging import buffers_for
 from holdall.tiers.working_set import KernelSet
 from tests.kernels import host_rows_checks as checks
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
@@ -71,7 +72,7 @@ def test_rows_of_other_buffers_are_copied() -> None:
 @pytest.mark.parametrize(("depth", "optimizer"), [(0, "adam"), (1, "sgd"), (2, "rowwise_adagrad"), (4, "adagrad")])
 def test_steps_equal_those_of_one_place(depth: int, optimizer: str, bags: bool) -> None:
     model = build("bag" if bags else "categorical")
-    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(depth), fetch_by="kernel")
+    tiers = place(model, HOT, "cpu", num_buffers=buffers_for(depth), fetch_by="kernel")
     pipeline = Pipeline(tiers, depth)
     optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
     for _, moved in pipeline.steps(batches(9, bags=bags), lambda batch: None):
@@ -85,7 +86,7 @@ def test_steps_equal_those_of_one_place(depth: int, optimizer: str, bags: bool) 
 def test_larger_batches_make_larger_rooms() -> None:
     """Steps that were found with too little room start over, with those behind them."""
     model = build()
-    tiers = place(model, dict.fromkeys(ROWS, 1), "cpu", num_rooms=rooms_for(2), fetch_by="kernel")
+    tiers = place(model, dict.fromkeys(ROWS, 1), "cpu", num_buffers=buffers_for(2), fetch_by="kernel")
     pipeline = Pipeline(tiers, 2)
     optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
     other = build()
@@ -103,7 +104,7 @@ def test_larger_batches_make_larger_rooms() -> None:
 @pytest.mark.usefixtures("_deterministic")
 def test_rows_that_change_places_and_calls_between_steps() -> None:
     model = build()
-    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(1), refreshes=True, fetch_by="kernel")
+    tiers = place(model, HOT, "cpu", num_buffers=buffers_for(1), refreshes=True, fetch_by="kernel")
     pipeline = Pipeline(tiers, 1, refresh_every=4)
     optimizers = Optimizers(model, OptimizerConfig(name="sgd", lr=0.1))
     (probe,) = batches(1, 16)
@@ -134,7 +135,7 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(GraphCache, "run", run)
     model = build()
-    tiers = place(model, HOT, "cpu", num_rooms=rooms_for(depth), fetch_by="kernel")
+    tiers = place(model, HOT, "cpu", num_buffers=buffers_for(depth), fetch_by="kernel")
     pipeline = Pipeline(tiers, depth)
     optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
     epoch = [batch for size in [16, 16, 16, 16, 7] * 4 for batch in batches(1, size)]
@@ -148,13 +149,13 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
 
 def test_forecasts_count_what_is_noted_of_every_room() -> None:
     model = build()
-    (pack,) = place(model, HOT, "cpu", num_rooms=rooms_for(2), fetch_by="kernel").packs
-    pack.make_room(40)
+    (pack,) = place(model, HOT, "cpu", num_buffers=buffers_for(2), fetch_by="kernel").packs
+    pack.reserve(40)
     (batch,) = batches(1, 64)
-    for room in range(rooms_for(2)):
+    for room in range(buffers_for(2)):
         pack.needed(batch.ids, model.bags.features, room=room)
     assert pack.moves is not None
-    assert len(pack.moves._notes) == rooms_for(2)
+    assert len(pack.moves._notes) == buffers_for(2)
     for notes in pack.moves._notes.values():
         assert notes.rows.nbytes + notes.source.nbytes == NOTED_BYTES * pack.room_rows
         assert notes.located.nbytes == 4 * batch.ids.values.numel()

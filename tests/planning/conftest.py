@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture
 def as_large_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tables on disk cost what large ones do, which a process cannot keep mapped as a whole."""
-    monkeypatch.setattr("holdall.planning.step_cost.lets_go", lambda num_bytes: True)
+    monkeypatch.setattr("holdall.planning.step_cost.exceeds_resident", lambda num_bytes: True)

@@ -17,8 +17,8 @@ from holdall.planning.planner import PlanConfig, make_problem, plan_tables, pred
 from holdall.planning.workload import LiveBytes, _batch, _step, rehearse
 from holdall.tables import Dense
 from holdall.tiers.host_rows import DiskRows, LazyRows
-from holdall.tiers.pipeline import rooms_for
 from holdall.tiers.placement import place
+from holdall.tiers.staging import buffers_for
 from holdall.tiers.tiered_pack import TieredPack
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
 from tests.tables.cases import CASES
@@ -87,10 +87,10 @@ def placed(made: Plan, folder: Path) -> Model:
     """A model put where the plan says, as training does it, made ready for the far rows that it expects."""
     assert made.forecast is not None
     model = DLRMConfig(dim=8, bottom=(16,), top=(16,)).build(schema_of(ROWS), made.methods(), dense_device="meta")
-    rooms = rooms_for(made.prefetch)
-    tiers = place(model, made.hot_rows(), "cpu", num_rooms=rooms, tails=made.tails(), folder=folder)
+    rooms = buffers_for(made.prefetch)
+    tiers = place(model, made.hot_rows(), "cpu", num_buffers=rooms, tails=made.tails(), folder=folder)
     for pack in tiers.packs:
-        pack.make_room(made.forecast.staging_rows[made.table(next(iter(pack.tables))).tail])
+        pack.reserve(made.forecast.staging_rows[made.table(next(iter(pack.tables))).tail])
     Optimizers(model, OptimizerConfig(name=made.optimizer))  # type: ignore[arg-type]
     return model
 

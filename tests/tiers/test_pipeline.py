@@ -18,8 +18,9 @@ from holdall.common.errors import ConfigError, TierError
 from holdall.data.batch import Batch
 from holdall.kernels.host_rows import BUFFER_SHIFT, find_in_buffers
 from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
-from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, place
+from holdall.tiers.staging import buffers_for
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
 
@@ -38,7 +39,7 @@ class Run:
     ):
         refresh = options.get("refresh_every")
         self.model = build("bag" if bags else "categorical")
-        self.tiers = place(self.model, hot, "cpu", num_rooms=rooms_for(depth), refreshes=refresh is not None)
+        self.tiers = place(self.model, hot, "cpu", num_buffers=buffers_for(depth), refreshes=refresh is not None)
         self.pipeline = Pipeline(self.tiers, depth, **options)
         self.optimizers = Optimizers(self.model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
         self.num_done = 0
@@ -163,7 +164,7 @@ def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, word
             raise OSError("the disk is gone")
         return real(*arguments, **options)
 
-    pack.make_room(200)
+    pack.reserve(200)
     setattr(pack, stage, fails)
     with pytest.raises(TierError, match=rf"{words}.* the rows of step 5 failed: the disk is gone"):
         run.train(batches(12))
@@ -196,7 +197,7 @@ def test_no_thread_is_left_waiting() -> None:
         run = Run(2)
         run.train(batches(5))
         run.pipeline.close()
-        run.pipeline.settle()  # still can be asked
+        run.pipeline.synchronize()  # still can be asked
     assert threading.active_count() <= before
 
 
@@ -211,6 +212,6 @@ def test_rows_come_from_the_newest_step_that_holds_them() -> None:
 
 
 def test_a_depth_without_rooms_is_refused() -> None:
-    tiers: Tiers = place(build(), HOT, "cpu", num_rooms=2)
+    tiers: Tiers = place(build(), HOT, "cpu", num_buffers=2)
     with pytest.raises(ConfigError, match="2 rooms cannot fetch 1 steps ahead"):
         Pipeline(tiers, 1)

@@ -169,6 +169,6 @@ def test_larger_rooms_give_the_old_memory_back() -> None:
     Optimizers(model, OptimizerConfig(name="adam"))
     old = [weakref.ref(tensor) for tensor in pack.near_tensors()]
     hot = pack.storage[: pack.num_hot].clone()
-    pack.make_room(10)
+    pack.reserve(10)
     assert [ref() for ref in old] == [None] * 3
     assert torch.equal(pack.storage[: pack.num_hot], hot)

@@ -79,7 +79,7 @@ def test_a_failure_while_hot_batches_run_is_raised_and_nothing_hangs(
     bring, calls = TieredPack.bring, []
 
     def failing(self: TieredPack, working: WorkingSet) -> None:
-        calls.append(working.room < self.num_rooms)  # else for an evaluation
+        calls.append(working.room < self.num_buffers)  # else for an evaluation
         if calls[-1] and sum(calls) == 20:  # by then its rows fit their room
             raise OSError("the host is out of order")
         bring(self, working)

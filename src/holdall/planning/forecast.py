@@ -14,8 +14,7 @@ from holdall.planning.plan import TIERS, Bytes, Forecast, Plan, TableForecast, T
 from holdall.planning.step_cost import Load, Problem, stage_seconds, step_seconds, table_load
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, Method
-from holdall.tiers.pipeline import rooms_for
-from holdall.tiers.staging import with_spare
+from holdall.tiers.staging import buffers_for, with_spare
 
 FIND_BYTES = 34
 """Bytes a lookup that telling far rows from hot ones takes at most: row numbers, places and marks."""
@@ -94,7 +93,7 @@ def room_rows(staging: Mapping[str, int]) -> int:
 
 def staging_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:
     """The rooms, and one more for evaluation."""
-    return (rooms_for(prefetch) + 1) * room_rows(staging) * (problem.row_bytes + problem.state_bytes)
+    return (buffers_for(prefetch) + 1) * room_rows(staging) * (problem.row_bytes + problem.state_bytes)
 
 
 def find_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> int:
@@ -106,7 +105,7 @@ def find_bytes(problem: Problem, staging: Mapping[str, int], prefetch: int) -> i
     kept = 0
     if problem.hardware.device != "cpu":
         batch = lookups + problem.batch_size * (problem.num_dense + 1)
-        kept = rooms_for(prefetch) * (4 * (batch + lookups) + NOTED_BYTES * room_rows(staging))
+        kept = buffers_for(prefetch) * (4 * (batch + lookups) + NOTED_BYTES * room_rows(staging))
     return FIND_BYTES * lookups + kept
 
 

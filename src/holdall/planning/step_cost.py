@@ -26,7 +26,7 @@ from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.table_cost import chain_of, swept, table_costs
 from holdall.planning.workload import DenseWork
 from holdall.tables import Dense, HotCold, Method
-from holdall.tiers.host_rows import RESIDENT_BYTES, lets_go
+from holdall.tiers.host_rows import RESIDENT_BYTES, exceeds_resident
 
 COPIED = "copied"
 """Stands for a tier whose rows the host copies to a GPU from files in the system's memory."""
@@ -282,7 +282,7 @@ def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
     for table in on_disk:
         known, samples = problem.lookups[table.name], round(loads[table.name].samples * steps)
         for width in problem.moved_bytes:
-            if not lets_go(num_rows * width):
+            if not exceeds_resident(num_rows * width):
                 continue
             for place, size in enumerate((FAULT_AROUND, mmap.PAGESIZE)):
                 found[place] += known.distinct_blocks(samples, max(1, size // width), table.hot_rows) / steps

@@ -33,7 +33,7 @@ RESIDENT_BYTES = 1 << 30
 """Mapped pages of a file that may stay with the process before it lets go of them (the system keeps them cached)."""
 
 
-def lets_go(num_bytes: int) -> bool:
+def exceeds_resident(num_bytes: int) -> bool:
     """Whether a file of so many bytes is more than may stay mapped."""
     return num_bytes > RESIDENT_BYTES
 
@@ -113,7 +113,7 @@ class MappedFile:
                 f"on from the last checkpoint, and leave the file alone"
             )
         self._touched += num_rows * mmap.PAGESIZE
-        if self._touched > RESIDENT_BYTES and lets_go(self.num_bytes):
+        if self._touched > RESIDENT_BYTES and exceeds_resident(self.num_bytes):
             self._map.madvise(mmap.MADV_DONTNEED)
             self._touched = 0
 

@@ -34,6 +34,7 @@ from holdall.runtime.worker_thread import (
     prefetch_map,
 )
 from holdall.tiers.placement import Tiers
+from holdall.tiers.staging import buffers_for
 from holdall.tiers.working_set import WorkingSet
 
 GPU_PREFETCH = 2
@@ -79,9 +80,9 @@ class Pipeline:
         graphs: bool = True,
         stage: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     ):
-        num_rooms = min((pack.num_rooms for pack in tiers.packs), default=rooms_for(depth))
-        if depth < 0 or rooms_for(depth) > num_rooms:
-            raise ConfigError(f"a pipeline over {num_rooms} rooms cannot fetch {depth} steps ahead")
+        num_buffers = min((pack.num_buffers for pack in tiers.packs), default=buffers_for(depth))
+        if depth < 0 or buffers_for(depth) > num_buffers:
+            raise ConfigError(f"a pipeline over {num_buffers} rooms cannot fetch {depth} steps ahead")
         self.tiers, self.depth, self.refresh_every = tiers, depth, refresh_every
         self._stage = stage
         self.device = tiers.device
@@ -112,7 +113,7 @@ class Pipeline:
         self._memory: dict[int, torch.Tensor] = {}
         """Where a GPU has the batch of a room."""
         for pack in tiers.packs:
-            pack.settle = self.settle
+            pack.synchronize = self.synchronize
             if pack.moves is not None:
                 pack.moves.beside_steps = depth > 0
                 pack.moves.launches.off = not (graphs and on_gpu)
@@ -140,7 +141,7 @@ class Pipeline:
         finally:
             read.close()
             if not self._broken:
-                self.settle()
+                self.synchronize()
             self._recent.clear()  # what was fetched for nothing is forgotten, the rest is home
 
     def _steps_to_refresh(self, number: int, num_waiting: int) -> int:
@@ -151,12 +152,12 @@ class Pipeline:
 
     def refresh(self) -> int:
         """Let rows change places between two steps, as announced by `refresh_every`; how many hotter ones came in."""
-        self.settle()
+        self.synchronize()
         self._recent.clear()  # the places in their working sets hold other rows now
         return self.tiers.refresh()
 
     def close(self) -> None:
-        """End the threads, after what they have been given; what goes wrong with that was for `settle` to raise."""
+        """End the threads, after what they have been given; what goes wrong with that was for `synchronize` to raise."""
         if self._reader is not None:
             self._reader.shutdown()
         self._fetcher.shutdown()
@@ -193,7 +194,7 @@ class Pipeline:
                 step.ready.result()
         with self._stage("find"), _named(step, "finding"), self._timed("find", self._fetch_stream):
             again = step.moved is not None
-            room = step.number % rooms_for(self.depth)
+            room = step.number % buffers_for(self.depth)
             if step.ready is not None:
                 step.moved = self._copied(step.ready.result(), room)
                 step.ready = None
@@ -251,10 +252,10 @@ class Pipeline:
         """
         (first, *_) = steps
         while any(pack.num_missing(working) for pack, working in zip(self.tiers.packs, first.sets, strict=True)):
-            self.settle()
+            self.synchronize()
             found = [step for step in steps if step.found is not None and step.found.exception() is None]
             for number, pack in enumerate(self.tiers.packs):
-                pack.make_room(max(pack.num_missing(step.sets[number]) for step in found))
+                pack.reserve(max(pack.num_missing(step.sets[number]) for step in found))
             for step in found:
                 step.sets.clear()
                 self._submit(step, check)
@@ -277,7 +278,7 @@ class Pipeline:
 
     def finish_step(self) -> None:
         """After the update: send the rows of the step back. Where steps run ahead, what goes wrong is raised later, by
-        `settle` or the step that needs the room, under the name of this one."""
+        `synchronize` or the step that needs the room, under the name of this one."""
         step, self._current = self._current, None
         assert step is not None, "no step is under way"
         for pack in self.tiers.packs:
@@ -304,7 +305,7 @@ class Pipeline:
             if self._return_stream is not None:
                 step.home = self._return_stream.record_event()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until nothing moves: the rows of all steps that are done are home, those of the next are fetched."""
         if self._reader is not None:
             self._reader.settle()
@@ -327,11 +328,6 @@ class Pipeline:
         if stream is None:
             return nullcontext()
         return torch.cuda.stream(stream) if self.times is None else self.times.stage(stage, stream)
-
-
-def rooms_for(depth: int) -> int:
-    """Rooms that a pipeline needs to fetch `depth` steps ahead."""
-    return 2 * depth + 1
 
 
 @contextmanager

@@ -34,7 +34,7 @@ class Tiers:
             working = pack.needed(ids, self.bags.features)
             pack.forward(working, [])
             while num_rows := pack.num_missing(working):
-                pack.make_room(num_rows)
+                pack.reserve(num_rows)
                 working = pack.needed(ids, self.bags.features, again=True)
                 pack.forward(working, [])
             pack.bring(working)
@@ -46,16 +46,21 @@ class Tiers:
         for pack in self.packs:
             pack.count_hot(ids, self.bags.features)
 
-    def enter_hot(self, ids: Ids) -> None:
+    def begin_hot_step(self, ids: Ids) -> None:
         """Begin the step of a batch, on the device, that needs hot rows only: nothing is fetched for it."""
         for pack in self.packs:
             pack.working = pack.only_hot(ids, self.bags.features)
             pack.enter(pack.working)
 
-    def leave_hot(self) -> None:
+    def end_hot_step(self) -> None:
         """After the update of such a step."""
         for pack in self.packs:
             pack.working = None
+
+    @property
+    def has_fixed_addresses(self) -> bool:
+        """Whether the lookups of the current step read fixed addresses, safe to capture in a CUDA graph."""
+        return all(pack.working is not None and pack.working.entered is not None for pack in self.packs)
 
     def write_back(self) -> None:
         """Return those rows to the host, after their update."""
@@ -119,7 +124,7 @@ def place(
     device: torch.device | str,
     *,
     refreshes: bool = False,
-    num_rooms: int = 1,
+    num_buffers: int = 1,
     tails: Mapping[str, str] | None = None,
     folder: Path | None = None,
     fetch_by: str = "copy",
@@ -128,8 +133,8 @@ def place(
     """Leave the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
 
     `hot_rows` is how many rows of each table are hot. Call it once, before the optimizer is made. With `refreshes`, the
-    hot rows may be exchanged for others (see `HotRefresh`). `num_rooms` is how many steps can have rows on the device
-    at a time (see `holdall.tiers.pipeline.rooms_for`).
+    hot rows may be exchanged for others (see `HotRefresh`). `num_buffers` is how many steps can have rows on the device
+    at a time (see `holdall.tiers.staging.buffers_for`).
 
     Dense tables that were built on `meta` get rows that take no place until they are touched. `tails` says where the
     rows of each that are not hot live: `host`, as where it is silent; `disk`, in files under `folder`, which must not
@@ -164,7 +169,7 @@ def place(
                 pack,
                 hot_rows,
                 device,
-                num_rooms=num_rooms,
+                num_buffers=num_buffers,
                 folder=place_of,
                 fetch_by=fetch_by,
                 kernel_is_faster=kernel_is_faster,

@@ -44,7 +44,7 @@ class TieredPack(DensePack):
         hot_rows: Mapping[str, int],
         device: torch.device | str,
         *,
-        num_rooms: int = 1,
+        num_buffers: int = 1,
         folder: Path | None = None,
         fetch_by: str = "copy",
         kernel_is_faster: KernelIsFaster = always,
@@ -65,7 +65,7 @@ class TieredPack(DensePack):
             self.near_starts[name] = self.num_hot
             self.num_hot += rows
         self.device = torch.device(device)
-        self.num_rooms = num_rooms
+        self.num_buffers = num_buffers
         """Rooms for steps; there is one more, for lookups outside of steps."""
         self.room_rows = 0
         self.storage = torch.empty(self.num_hot, host.storage.shape[1], dtype=host.storage.dtype, device=self.device)
@@ -80,7 +80,7 @@ class TieredPack(DensePack):
         self.working: WorkingSet | None = None
         self.all_hot = False
         """A promise that what is looked up now is hot: nothing is compared, so nothing waits for the device."""
-        self.settle: Callable[[], None] = lambda: None
+        self.synchronize: Callable[[], None] = lambda: None
         """Waits until every row that was sent back is home; a pipeline that sends them back later sets it."""
         self._columns: dict[tuple[tuple[str, ...], torch.device], tuple[Tensor, Tensor, Tensor]] = {}
         self._entered: dict[torch.Size, Tensor] = {}
@@ -144,10 +144,10 @@ class TieredPack(DensePack):
 
     def _look_at(self, rows: Tensor) -> WorkingSet:
         """Rows in the room for lookups outside of steps."""
-        self.settle()
-        self.make_room(rows.numel())
+        self.synchronize()
+        self.reserve(rows.numel())
         working = WorkingSet(rows) if self.moves is None else self.moves.of_rows(rows, rows.numel())
-        working.room = self.num_rooms
+        working.room = self.num_buffers
         before = self.traffic.fetched
         self.bring(working)
         self.traffic.fetched = before
@@ -307,7 +307,7 @@ class TieredPack(DensePack):
         """Bytes of a row and its state."""
         return sum(near[:1].nbytes for near in self.near_tensors())
 
-    def make_room(self, num_rows: int) -> None:
+    def reserve(self, num_rows: int) -> None:
         """Rooms for so many rows each; they grow by a quarter more, so that they seldom have to.
 
         Nothing may be on its way, to or from any room.
@@ -319,7 +319,7 @@ class TieredPack(DensePack):
         before, self.room_rows = self.room_rows, with_spare(num_rows)
         names, tensors = list(self.slots), self.near_tensors()
         self.storage, self.slots = self.storage[:0].clone(), {}
-        self.storage, *slots = grown(tensors, self.num_hot, self.num_rooms + 1, (before, self.room_rows))
+        self.storage, *slots = grown(tensors, self.num_hot, self.num_buffers + 1, (before, self.room_rows))
         self.slots = dict(zip(names, slots, strict=True))
 
     def near_tensors(self) -> list[Tensor]:
@@ -339,7 +339,7 @@ class TieredPack(DensePack):
 
     def flush(self) -> None:
         """Copy the hot rows and their state home, a slice a table: the host then holds every row as it is now."""
-        self.settle()
+        self.synchronize()
         self._copy_hot(home=True)
 
     def refill(self) -> None:

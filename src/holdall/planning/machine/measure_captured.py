@@ -26,8 +26,9 @@ from holdall.planning.machine.clock import Clock, fit, fit_line
 from holdall.planning.machine.hardware import Captured
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.captured_step import CapturedStep
-from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import place
+from holdall.tiers.staging import buffers_for
 
 FEATURES, DENSE = 26, 13
 """Of a batch, as Criteo has them."""
@@ -192,8 +193,8 @@ def _copied_work() -> list[tuple[float, float]]:
 def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, **options: Any) -> float:
     """A step of a model that has so many hot rows of every table."""
     hot_rows = dict.fromkeys(model.bags.features.values(), hot)
-    pipeline = Pipeline(place(model, hot_rows, clock.device, num_rooms=rooms_for(DEPTH), **options), DEPTH)
-    step = _captured(model, len(ids) // NUM_STEPS, pipeline.settle)
+    pipeline = Pipeline(place(model, hot_rows, clock.device, num_buffers=buffers_for(DEPTH), **options), DEPTH)
+    step = _captured(model, len(ids) // NUM_STEPS, pipeline.synchronize)
 
     def steps() -> Iterator[None]:
         for _, moved in pipeline.steps(_batches(ids), lambda batch: model.check(batch.ids)):

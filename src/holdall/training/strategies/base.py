@@ -30,8 +30,9 @@ from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.stage_times import StageTimes
-from holdall.tiers.pipeline import Pipeline, rooms_for
+from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, move_dense_part, place
+from holdall.tiers.staging import buffers_for
 from holdall.training.config import TrainConfig
 from holdall.training.hot_batches import Segment
 
@@ -214,7 +215,7 @@ class Split(Strategy):
             self.hot_rows,
             self.device,
             refreshes=config.refresh_hot is not None,
-            num_rooms=rooms_for(ahead),
+            num_buffers=buffers_for(ahead),
             tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
             fetch_by=config.fetch_by,
@@ -223,7 +224,7 @@ class Split(Strategy):
         if self.plan is not None and self.plan.forecast is not None:
             for pack in self.tiers.packs:  # at once what steps will need
                 tail = self.plan.table(next(iter(pack.tables))).tail
-                pack.make_room(self.plan.forecast.staging_rows.get(tail, 0))
+                pack.reserve(self.plan.forecast.staging_rows.get(tail, 0))
         self.pipeline = Pipeline(
             self.tiers,
             ahead,
@@ -251,10 +252,10 @@ class Split(Strategy):
     @property
     def moves_nothing(self) -> bool:
         """Whether all rows of the step under way are on the device, at addresses that a graph knows."""
-        return all(pack.working is not None and pack.working.entered is not None for pack in self.tiers.packs)
+        return self.tiers.has_fixed_addresses
 
     def settle(self) -> None:
-        self.pipeline.settle()
+        self.pipeline.synchronize()
 
     @contextmanager
     def checkpoint_view(self) -> Iterator[None]:

@@ -89,7 +89,7 @@ class HotBatchesStrategy(PacksHotInputs, Split):
 
     def _enter_hot(self, batch: Batch, moved: Batch) -> None:
         self.tiers.count_hot(batch.ids)
-        self.tiers.enter_hot(moved.ids)
+        self.tiers.begin_hot_step(moved.ids)
 
     def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
         for pack in self.tiers.packs:
@@ -102,6 +102,6 @@ class HotBatchesStrategy(PacksHotInputs, Split):
 
     def after_step(self, step: int) -> None:
         if self.hot:
-            self.tiers.leave_hot()
+            self.tiers.end_hot_step()
         else:
             super().after_step(step)
