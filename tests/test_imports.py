@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
-OPTIONAL = ("polars", "tyro", "plotly", "tensorboard", "fastapi", "igraph")
+OPTIONAL = ("polars", "tyro", "tensorboard", "fastapi", "igraph")
 ONLY_WITH_TYRO = {"holdall.cli", "holdall.__main__"}
 
 SCRIPT = f"""
