@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import holdall
 from holdall.cli import COMMANDS, main
 from holdall.data.synthetic import preset, write_tsv
 from holdall.training.evaluate_run import load_model
@@ -34,6 +35,12 @@ def fails(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     return captured.err
+
+
+def test_every_command_is_a_function_of_the_package() -> None:
+    for name in COMMANDS:
+        assert callable(getattr(holdall, name)), name
+        assert name in holdall.__all__
 
 
 def test_from_a_raw_log_to_metrics(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,10 @@ Every command of the command line is a function here with the same name.
 
 from __future__ import annotations
 
+from holdall.commands.demo import demo
+from holdall.commands.doctor import doctor
 from holdall.commands.inspect import inspect
+from holdall.commands.simulate import simulate
 from holdall.common.errors import HoldallError
 from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
@@ -97,6 +100,8 @@ __all__ = [
     "TensorTrain",
     "TrainConfig",
     "compress",
+    "demo",
+    "doctor",
     "encode_rows",
     "evaluate",
     "evaluate_model",
@@ -111,6 +116,7 @@ __all__ = [
     "prepare",
     "profile",
     "ranking_metrics",
+    "simulate",
     "suggest",
     "train",
 ]

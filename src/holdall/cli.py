@@ -137,7 +137,7 @@ def plan(
     explain: str | None = None,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Choose method, hot rows and place of every table, and say what a step will take.
+    """Choose method, hot rows and place of every table, and predict the step time and memory.
 
     Args:
         data: Data set folder, as prepare made it.
@@ -148,9 +148,21 @@ def plan(
         explain: Table whose place is explained.
         json: Print the plan as JSON on stdout.
     """
-    from holdall.planning.command import run_plan
+    from holdall.commands.plan import make_plan, save_plan
+    from holdall.planning.explain import show_explanation
+    from holdall.planning.render import show
 
-    run_plan(data, settings, out=out, hardware=hardware, profile=profile, edited=edited, explain=explain, as_json=json)
+    made, explanation = make_plan(data, settings, hardware=hardware, profile=profile, edited=edited, explain=explain)
+    if json:
+        _print_json(made.to_json())
+    else:
+        show(made)
+        if explanation is not None:
+            show_explanation(explanation, made)
+    if out is not None:
+        save_plan(made, out)
+        start = "holdall" if made.world_size == 1 else f"torchrun --nproc-per-node {made.world_size} -m holdall"
+        print(f"wrote {out}; next: {start} train {data} --out run --plan {out}", file=sys.stderr)
 
 
 def simulate(
@@ -168,25 +180,21 @@ def simulate(
     Args:
         plan: Plan for two processes or more.
         world_size: Numbers of processes: 8, 1,2,4, or the powers of two of a range such as 8..4096.
-        strategy: How tables are spread: two-fold with the plan's hot rows, row-wise, table-wise or data-parallel.
+        strategy: How tables are sharded: two-fold with the plan's hot rows, row-wise, table-wise or data-parallel.
         hardware: Rates measured under torchrun; this machine's own when absent.
         data: Data set that the plan was made for; found by its name, here or beside the plan, when absent.
         profile: popularity.json of the data set, which saves counting its lookups.
-        batch_size: Samples a step of all processes together; when absent each keeps its share of the plan's.
+        batch_size: Samples a step of all processes; when absent each process keeps its share of the plan's.
         json: Print JSON on stdout.
     """
-    from holdall.planning.simulate_command import run_simulate
+    from holdall.commands.simulate import show
+    from holdall.commands.simulate import simulate as run
 
-    run_simulate(
-        plan,
-        world_size,
-        strategy,
-        hardware=hardware,
-        data=data,
-        profile=profile,
-        batch_size=batch_size,
-        as_json=json,
-    )
+    simulation = run(plan, world_size, strategy, hardware=hardware, data=data, profile=profile, batch_size=batch_size)
+    if json:
+        _print_json(simulation.to_json())
+    else:
+        show(simulation)
 
 
 def train(
@@ -277,7 +285,7 @@ def doctor(
     verify: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Look for what would go wrong: labels, numbers, ids, memory, and how long an epoch takes. Changes nothing.
+    """Check labels, numbers, ids and memory before training, and predict the time of an epoch. Changes nothing.
 
     Args:
         data: Data set folder, as prepare made it.
@@ -285,9 +293,10 @@ def doctor(
         verify: Compare the hashes of the files too.
         json: Print JSON on stdout.
     """
-    from holdall.commands.doctor import examine, show
+    from holdall.commands.doctor import doctor as run
+    from holdall.commands.doctor import show
 
-    found = examine(data, plan, verify=verify)
+    found = run(data, plan, verify=verify)
     if json:
         _print_json(found.to_json())
     else:
@@ -297,16 +306,20 @@ def doctor(
 
 
 def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = False) -> None:
-    """Generate a click log, prepare it, train on it and measure it: the whole way, on made-up data.
+    """Generate a click log, prepare it, train on it and evaluate: every stage, on synthetic data.
 
     Args:
         out: Folder for everything the demo makes.
         rows: Clicks to generate.
         overwrite: Replace the folder if it exists.
     """
-    from holdall.commands.demo import run
+    from rich.console import Console
 
-    run(out, rows=rows, overwrite=overwrite)
+    from holdall.commands.demo import demo as run
+    from holdall.commands.demo import show
+
+    console = Console(soft_wrap=True)
+    show(run(out, rows=rows, overwrite=overwrite, note=console.print), console)
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

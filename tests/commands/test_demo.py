@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from holdall.cli import main
+from holdall.commands.demo import demo
 from holdall.commands.inspect import inspect
+from holdall.common.errors import HoldallError
 
 
 def test_the_demo_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +23,8 @@ def test_the_demo_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert inspect(out / "data")["kind"] == "data"
     for run in ("dense", "compressed"):
         assert inspect(out / run)["checkpoint"]
+    with pytest.raises(HoldallError, match="exists already"):
+        demo(out)
     with pytest.raises(SystemExit):
         main(["demo", "--out", str(out)])
     assert "exists already" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdall.cli import main
-from holdall.commands.doctor import Finding, examine
+from holdall.commands.doctor import Finding, doctor
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.planning.planner import PlanConfig, plan
 from tests.planning.made_up_hardware import hardware
@@ -28,26 +28,26 @@ def write_table(folder: Path, rows: list[str]) -> Path:
 
 
 def test_a_sound_set_has_no_problems(data: Path) -> None:
-    examination = examine(data, verify=True)
+    examination = doctor(data, verify=True)
     assert examination.problems == 0
     assert "positive labels" in found(examination.findings, "fine")
 
 
 def test_planted_faults_are_named(tmp_path: Path) -> None:
     rows = [f"{i % 2},{1e6 if i % 2 else 3},{'red' if i < 60 else 'green'}" for i in range(100)]
-    examination = examine(write_table(tmp_path, rows))
+    examination = doctor(write_table(tmp_path, rows))
     assert "'price' reaches from 3 to 1e+06" in found(examination.findings, "note")
 
 
 def test_labels_of_one_kind_and_constant_columns(tmp_path: Path) -> None:
-    examination = examine(write_table(tmp_path, [f"1,5,{'red' if i % 3 else 'blue'}" for i in range(100)]))
+    examination = doctor(write_table(tmp_path, [f"1,5,{'red' if i % 3 else 'blue'}" for i in range(100)]))
     notes = found(examination.findings, "note")
     assert "labels of split 'train' are 1" in notes
     assert "'price' is 5 everywhere" in notes
 
 
 def test_values_unseen_in_training(tmp_path: Path) -> None:
-    examination = examine(write_table(tmp_path, [f"{i % 2},{i},color-{i}" for i in range(200)]))
+    examination = doctor(write_table(tmp_path, [f"{i % 2},{i},color-{i}" for i in range(200)]))
     assert "of the ids of 'color' in 'test' were never seen in training" in found(examination.findings, "note")
 
 
@@ -56,18 +56,18 @@ def test_a_damaged_file_is_a_problem(data: Path, tmp_path: Path) -> None:
     shutil.copytree(data, folder)
     file = next(folder.glob("train-*.arrow"))
     file.write_bytes(file.read_bytes()[:-100])
-    examination = examine(folder)
+    examination = doctor(folder)
     assert examination.problems == 1
     assert "truncated" in found(examination.findings, "problem")
 
 
 def test_a_plan_says_memory_and_time(data: Path, bag_data: Path, tmp_path: Path) -> None:
     plan(data, PlanConfig(dim=4, batch_size=128, preset="device"), hardware=hardware()).save(tmp_path / "plan.json")
-    examination = examine(data, tmp_path / "plan.json")
+    examination = doctor(data, tmp_path / "plan.json")
     fine = found(examination.findings, "fine")
     assert "an epoch of 25 steps should take" in fine
     assert "device:" in fine
-    other = examine(bag_data, tmp_path / "plan.json")
+    other = doctor(bag_data, tmp_path / "plan.json")
     assert other.problems == 1
     assert "the plan" in found(other.findings, "problem")
 

@@ -1,4 +1,4 @@
-"""A plan on paper: at its own number of processes it is its forecast, at others what can be worked out by hand."""
+"""Simulated plans: at its own number of processes a plan is its forecast, at others what is computed by hand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import holdall
 from holdall.cli import main
 from holdall.common.errors import ConfigError
 from holdall.planning.inputs import PlanConfig, make_problem
@@ -17,7 +18,7 @@ from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Collectives
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan_tables
-from holdall.planning.simulate import Simulated, StrategyOnPaper, parse_world_sizes, simulate
+from holdall.planning.simulation import SimulatedStep, SimulatedStrategy, parse_world_sizes, simulate_steps
 from holdall.planning.step_cost import Problem
 from holdall.tables import TensorTrain
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
@@ -25,7 +26,7 @@ from tests.planning.made_up_hardware import hardware, lookups, schema_of
 ROWS = {"users": 30_000, "items": 5000, "hours": 24}
 CONFIG = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=1024, world_size=4, device_memory="600KB")
 ROW, STATE = 32, 4
-STRATEGIES: tuple[StrategyOnPaper, ...] = ("two-fold", "row-wise", "table-wise", "data-parallel")
+STRATEGIES: tuple[SimulatedStrategy, ...] = ("two-fold", "row-wise", "table-wise", "data-parallel")
 
 
 def rates(**changes: Any) -> Any:
@@ -41,8 +42,8 @@ def planned(rows: dict[str, int] = ROWS, config: PlanConfig = CONFIG, **changes:
     return made, make_problem(schema_of(rows), known, config, rates(**changes))
 
 
-def simulated(world_sizes: list[int], strategy: StrategyOnPaper = "two-fold", **options: Any) -> list[Simulated]:
-    return simulate(*planned(), world_sizes, strategy, schema_of(ROWS), **options)
+def simulated(world_sizes: list[int], strategy: SimulatedStrategy = "two-fold", **options: Any) -> list[SimulatedStep]:
+    return simulate_steps(*planned(), world_sizes, strategy, schema_of(ROWS), **options)
 
 
 # --- numbers of processes --------------------------------------------------------------------------------------------
@@ -60,14 +61,14 @@ def test_numbers_of_processes() -> None:
     ("text", "complaint"),
     [
         ("4096..8", r"goes down: write 8\.\.4096"),
-        ("0", "0 processes cannot be"),
+        ("0", "0 processes are not possible"),
         ("x", r"'x' is not a number of processes: write 8, 1,2,4 or 8\.\.4096"),
         ("-2", "is not a number"),
         ("1,,2", "is not a number"),
         ("8..", "is not a number"),
         ("8..16..32", "is not a number"),
         ("5..7", "no power of two in it: name the numbers, such as 5,7"),
-        ("9999999", "9999999 processes cannot be"),
+        ("9999999", "9999999 processes are not possible"),
         ("", "is not a number"),
         ("1e3", "is not a number"),
     ],
@@ -105,14 +106,14 @@ def test_the_step_is_the_sum_of_its_stages() -> None:
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def one_row_tables(strategy: StrategyOnPaper, world_size: int) -> Simulated:
+def one_row_tables(strategy: SimulatedStrategy, world_size: int) -> SimulatedStep:
     """Two tables of one row, which every sample looks up: every number of bytes is certain."""
     rows = {"a": 1, "b": 1}
     made, problem = planned(rows)
     certain = Lookups.from_counts(np.array([1000]), 1000)
     problem = replace(problem, lookups={"a": certain, "b": certain})
     made = replace(made, tables=tuple(replace(t, hot_rows=1, tail="device") for t in made.tables))
-    return simulate(made, problem, [world_size], strategy, schema_of(rows))[0]
+    return simulate_steps(made, problem, [world_size], strategy, schema_of(rows))[0]
 
 
 def test_bytes_that_are_certain() -> None:
@@ -160,7 +161,7 @@ def test_bags_send_their_lengths_and_all_their_ids() -> None:
     assert not bags.one_hot
     made, problem = planned()
     fourfold = {name: replace(known, num_samples=known.num_samples // 4) for name, known in problem.lookups.items()}
-    found = simulate(made, replace(problem, lookups=fourfold), [4], "table-wise", bags)[0].sent
+    found = simulate_steps(made, replace(problem, lookups=fourfold), [4], "table-wise", bags)[0].sent
     plain = simulated([4], "table-wise")[0].sent
     assert found["lengths"] == 3 * 256 * 4 * 3 / 4
     assert found["ids"] == pytest.approx(4 * plain["ids"])
@@ -176,12 +177,12 @@ def test_compressed_tables_are_summed_with_the_dense_part() -> None:
         for t in made.tables
     )
     for strategy in ("two-fold", "data-parallel"):
-        mixed = simulate(replace(made, tables=tables), problem, [4], strategy, schema_of(ROWS))[0]  # type: ignore[arg-type]
+        mixed = simulate_steps(replace(made, tables=tables), problem, [4], strategy, schema_of(ROWS))[0]  # type: ignore[arg-type]
         (plain,) = simulated([4], strategy)  # type: ignore[arg-type]
         more = mixed.sent["dense_gradients"] - plain.sent["dense_gradients"]
         assert more == method.num_bytes(ROWS["users"], 8) * 2 * 3 / 4
         assert sum(mixed.sent.values()) != sum(plain.sent.values())
-    everything = simulate(replace(made, tables=tables), problem, [4], "row-wise", schema_of(ROWS))[0]
+    everything = simulate_steps(replace(made, tables=tables), problem, [4], "row-wise", schema_of(ROWS))[0]
     assert everything.memory["device"]["tables"] == method.num_bytes(ROWS["users"], 8)
 
 
@@ -198,7 +199,7 @@ def test_memory_of_a_process() -> None:
         assert found.memory["device"]["tables"] == hot * ROW
     for found in simulated([2, 8], "data-parallel"):
         assert found.memory["device"]["tables"] == sum(ROWS.values()) * ROW
-        assert found.held("host") == 0
+        assert found.total_bytes("host") == 0
     (found,) = simulated([8], "table-wise")
     assert found.memory["device"]["tables"] == ROWS["users"] * ROW
     (found,) = simulated([8], "row-wise")
@@ -222,11 +223,11 @@ def test_what_cannot_be_simulated() -> None:
     _, problem = planned()
     alone = plan_tables(schema_of(ROWS), lookups(ROWS), replace(CONFIG, world_size=1), rates())
     with pytest.raises(ConfigError, match=r"for one process.* plan with --world-size 2"):
-        simulate(alone, problem, [8], "two-fold", schema_of(ROWS))
+        simulate_steps(alone, problem, [8], "two-fold", schema_of(ROWS))
     made, _ = planned()
     silent = replace(problem, hardware=hardware(collectives=None))
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2 -m holdall hardware"):
-        simulate(made, silent, [8], "two-fold", schema_of(ROWS))
+        simulate_steps(made, silent, [8], "two-fold", schema_of(ROWS))
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -277,6 +278,21 @@ def test_the_command(
     assert json.loads(said(capsys, plan_file, "--hardware", rates_file, "--world-size", "2", "--json"))["rows"]
 
 
+def test_the_function_returns_the_rows(data: Path, plan_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rates_file = Path(plan_file).with_name("hardware.json")
+    capsys.readouterr()
+    found = holdall.simulate(plan_file, [4, 2], "row-wise", hardware=rates_file, data=data)
+    assert [row.world_size for row in found.rows] == [2, 4]
+    assert capsys.readouterr().out == ""
+    said_json = said(
+        capsys, plan_file, "--hardware", str(rates_file), "--data", str(data), "--world-size", "2,4",
+        "--strategy", "row-wise", "--json",
+    )  # fmt: skip
+    assert json.loads(said_json) == found.to_json()
+    with pytest.raises(ConfigError, match="is not a number of processes"):
+        holdall.simulate(plan_file, [], hardware=rates_file, data=data)
+
+
 def test_the_commands_of_the_docs(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +302,7 @@ def test_the_commands_of_the_docs(
     plan = "plan data --world-size 8 --batch-size 16384 --hardware hardware.json --out plan.json"
     main(plan.split())
     for command, words in {
-        "plan.json --world-size 8..4096 --hardware hardware.json": ("two-fold on paper", "2,048", "4,096"),
+        "plan.json --world-size 8..4096 --hardware hardware.json": ("two-fold, simulated", "2,048", "4,096"),
         "plan.json --world-size 8,64 --hardware hardware.json --strategy table-wise --batch-size 16384": (
             "table-wise",
             "256",

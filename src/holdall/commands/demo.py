@@ -1,9 +1,10 @@
-"""The whole way on made-up data: generate a click log, prepare it, train, and measure against the best possible."""
+"""The command `holdall demo`: generate a click log, prepare it, train on it, and compare with the best possible."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,49 +25,91 @@ from holdall.training.trainer import train
 SCALE = 0.002  # of Criteo Kaggle's ids: 68,000 in 26 features, so that 200,000 clicks teach most of them
 
 
-def run(out: Path, *, rows: int = 400_000, budget: str = "1/20", overwrite: bool = False) -> None:
-    """Leave a click log, a data folder and two runs in `out`, and print what came of them."""
-    console = Console(soft_wrap=True)
+@dataclass(frozen=True)
+class DemoRun:
+    """Test metrics of one model that the demo trained."""
+
+    name: str
+    table_bytes: int
+    auc: float
+    logloss: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """Results of the demo."""
+
+    out: Path
+    runs: tuple[DemoRun, ...]
+    best_possible: dict[str, float]
+    """Metrics of the true click probabilities on the test rows: `auc`, `logloss`, `samples`."""
+    num_ids: int
+    num_features: int
+    seconds: float
+
+
+def demo(
+    out: str | Path = "demo-run",
+    *,
+    rows: int = 400_000,
+    budget: str = "1/20",
+    overwrite: bool = False,
+    note: Callable[[str], None] = lambda stage: None,
+) -> DemoResult:
+    """Write a click log, a data folder and two runs (dense tables, tables within `budget`) to `out`.
+
+    `note` is called with the command line of each stage when it starts.
+    """
+    out = Path(out)
     refuse_existing(out, overwrite=overwrite)
     started = time.perf_counter()
     log, data = out / "clicks.tsv.gz", out / "data"
-
-    console.print(f"[bold]1. generate[/bold] a click log of {rows:,} rows in Criteo's layout: {log}")
+    note(f"[bold]1. generate[/bold] a click log of {rows:,} rows in Criteo's layout: {log}")
     write_tsv(preset("criteo-kaggle", scale=SCALE, rows=rows), log)
-
-    console.print(f"[bold]2. prepare[/bold]  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
+    note(f"[bold]2. prepare[/bold]  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
     options = PrepareConfig(valid=0.1, test=0.1)
     schema = prepare([log], data, options)
-
-    shown = table("model", "table bytes", "AUC", "logloss", "samples/s")
+    runs = []
     dense = TrainConfig(lr=0.005, table_lr=0.02)
     for name, config in {"dense": dense, "compressed": replace(dense, budget=budget)}.items():
         flags = f"--lr {config.lr} --table-lr {config.table_lr}" + (f" --budget {budget}" if config.budget else "")
-        console.print(f"[bold]3. train[/bold]    holdall train {data} {flags} --out {out / name}")
+        note(f"[bold]3. train[/bold]    holdall train {data} {flags} --out {out / name}")
         trained = train(data, out / name, config)
         metrics = evaluate(out / name, "test")
-        shown.add_row(
-            f"DLRM, {name} tables",
-            readable_bytes(trained["table_bytes"]),
-            f"{metrics['auc']:.4f}",
-            f"{metrics['logloss']:.4f}",
-            f"{trained['samples_per_second']:,.0f}",
-        )
-    best = _best_possible(log, data, rows, options)
-    shown.add_row("the best possible", "", f"{best['auc']:.4f}", f"{best['logloss']:.4f}", "")
-
-    console.print(f"[bold]4. evaluate[/bold] holdall evaluate {out / 'dense'}\n")
-    console.print(shown)
-    num_ids, seconds = sum(schema.cardinalities.values()), time.perf_counter() - started
-    console.print(
-        f"\n{num_ids:,} ids in {len(schema.features)} features, {best['samples']:,} test rows, {seconds:.0f} s in all. "
-        f"The best possible is what the true click probabilities score.\n"
-        f"look next: holdall inspect {out / 'dense'}; tensorboard --logdir {out}; your own log: holdall prepare --help"
+        rate = trained["samples_per_second"]
+        runs.append(DemoRun(name, trained["table_bytes"], metrics["auc"], metrics["logloss"], rate))
+    note(f"[bold]4. evaluate[/bold] holdall evaluate {out / 'dense'}\n")
+    return DemoResult(
+        out=out,
+        runs=tuple(runs),
+        best_possible=_best_possible(log, data, rows, options),
+        num_ids=sum(schema.cardinalities.values()),
+        num_features=len(schema.features),
+        seconds=time.perf_counter() - started,
     )
 
 
 def _best_possible(log: Path, data: Path, rows: int, options: PrepareConfig) -> dict[str, float]:
-    """What the true probabilities score on the rows that `prepare` made the test split."""
+    """Metrics of the true probabilities on the rows that `prepare` put into the test split."""
     probability = np.load(log.with_name(log.name + ".probability.npy"), allow_pickle=False)
     test = draw_splits(np.arange(rows), options.seed, options.valid_fraction, options.test) == TEST
     return best_possible(probability[test], DataSet(data, "test").labels())
+
+
+def show(result: DemoResult, console: Console | None = None) -> None:
+    """Print a table of the models, and what to run next."""
+    console = console or Console(soft_wrap=True)
+    shown = table("model", "table bytes", "AUC", "logloss", "samples/s")
+    for run in result.runs:
+        size, rate = readable_bytes(run.table_bytes), f"{run.samples_per_second:,.0f}"
+        shown.add_row(f"DLRM, {run.name} tables", size, f"{run.auc:.4f}", f"{run.logloss:.4f}", rate)
+    best = result.best_possible
+    shown.add_row("the best possible", "", f"{best['auc']:.4f}", f"{best['logloss']:.4f}", "")
+    console.print(shown)
+    console.print(
+        f"\n{result.num_ids:,} ids in {result.num_features} features, {best['samples']:,} test rows, "
+        f"{result.seconds:.0f} s in all. The best possible is what the true click probabilities score.\n"
+        f"look next: holdall inspect {result.out / 'dense'}; tensorboard --logdir {result.out}; your own log: "
+        f"holdall prepare --help"
+    )

@@ -1,7 +1,9 @@
-"""`holdall doctor`: what would go wrong, before it does. Reads every row of a data set once, and changes nothing.
+"""The command `holdall doctor`: checks of a data set and a plan, before training. It reads every row once and writes
+nothing.
 
-Labels of one kind or of another rate in another split, numbers that are not finite or out of all proportion, ids that
-are no rows, features that say nothing, memory and disk that a plan has not got, and how long an epoch will take.
+It looks for labels that are all the same or whose rate differs between splits, dense values that are not finite or very
+large, ids outside their tables, constant features, and too little memory or disk for a plan, and predicts the time of
+an epoch.
 """
 
 from __future__ import annotations
@@ -30,12 +32,12 @@ BLOCK_ROWS = 1 << 17
 EXTREME = 1e4
 """Dense values beyond it make the first steps unstable; logarithms of counts stay below 50."""
 MANY_UNSEEN = 0.2
-"""Share of a split's lookups that go to the unseen row, from which on it is worth a note."""
+"""Share of a split's lookups of the unseen row from which on a note is made."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """Result of one check: its level, what was found, and the cure."""
 
     level: Level
     what: str
@@ -44,7 +46,7 @@ class Finding:
 
 @dataclass
 class Examination:
-    """All that was found."""
+    """Findings of all checks."""
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -60,7 +62,7 @@ class Examination:
 
 
 class _SplitFacts:
-    """What a pass over a split adds up."""
+    """Counts and ranges from one pass over a split."""
 
     def __init__(self, data: DataSet):
         schema = data.schema
@@ -73,9 +75,9 @@ class _SplitFacts:
         self.ids: dict[str, tuple[int, int, int, int]] = {}
         """By feature: lookups, lowest id, highest id, lookups of the unseen row."""
         for start in range(0, len(data), BLOCK_ROWS):
-            self._take(data.columns(start, min(start + BLOCK_ROWS, len(data))))
+            self._add(data.columns(start, min(start + BLOCK_ROWS, len(data))))
 
-    def _take(self, columns: Any) -> None:
+    def _add(self, columns: Any) -> None:
         self.positives += int(columns.label.sum())
         finite = np.isfinite(columns.dense)
         self.not_finite += (~finite).sum(axis=0)
@@ -86,9 +88,9 @@ class _SplitFacts:
                 self.highest = np.fmax(self.highest, np.nanmax(dense, axis=0, initial=-math.inf))
         one_hot, bags = iter(columns.ids.T), iter(columns.bags)
         for feature in self.schema.features:
-            self._take_ids(feature.name, feature.unseen, next(one_hot) if feature.one_hot else next(bags).flat)
+            self._add_ids(feature.name, feature.unseen, next(one_hot) if feature.one_hot else next(bags).flat)
 
-    def _take_ids(self, name: str, unseen: int, ids: npt.NDArray[Any]) -> None:
+    def _add_ids(self, name: str, unseen: int, ids: npt.NDArray[Any]) -> None:
         if len(ids):
             lookups, lowest, highest, unseen_before = self.ids.get(name, (0, 1 << 62, -(1 << 62), 0))
             self.ids[name] = (
@@ -99,10 +101,10 @@ class _SplitFacts:
             )
 
 
-def examine(folder: str | Path, plan: str | Path | None = None, *, verify: bool = False) -> Examination:
-    """Look at a data set folder, and at a plan for it. `verify` also compares the hashes of the files."""
+def doctor(data: str | Path, plan: str | Path | None = None, *, verify: bool = False) -> Examination:
+    """Check a data set folder, and a plan for it. `verify` also compares the hashes of the files."""
     found = Examination()
-    folder = Path(folder)
+    folder = Path(data)
     schema = Schema.load(folder)
     facts = {}
     for split in schema.splits:
@@ -128,7 +130,7 @@ def _labels(found: Examination, facts: dict[str, _SplitFacts]) -> None:
             continue
         rates[split] = fact.positives / fact.rows
         if fact.positives in (0, fact.rows) and split == "train":
-            cure = "check the label column and what counts as a click; data of events alone draws its negatives itself"
+            cure = "check the label column and what counts as a click; if all are clicks, training draws negatives"
             found.add("note", f"all {fact.rows:,} labels of split 'train' are {int(fact.positives > 0)}", cure)
     if "train" not in rates:
         return
@@ -138,7 +140,7 @@ def _labels(found: Examination, facts: dict[str, _SplitFacts]) -> None:
         if split != "train" and abs(rate - rates["train"]) > 6 * spread and abs(rate - rates["train"]) > 0.01:
             found.add(
                 "note",
-                f"{rate:.1%} of split '{split}' are positive and {rates['train']:.1%} of 'train': hardly by chance",
+                f"{rate:.1%} of split '{split}' are positive and {rates['train']:.1%} of 'train': unlikely by chance",
                 "expect this when splits follow time; otherwise split at random",
             )
     shown = ", ".join(f"{split} {rate:.1%} of {facts[split].rows:,}" for split, rate in rates.items())
@@ -157,12 +159,14 @@ def _dense_columns(found: Examination, schema: Schema, facts: dict[str, _SplitFa
             continue
         low, high = train.lowest[number], train.highest[number]
         if low == high:
-            found.add("note", f"dense column '{column.name}' is {low:g} everywhere", "leave it out: it says nothing")
+            found.add(
+                "note", f"dense column '{column.name}' is {low:g} everywhere", "leave it out: it has no information"
+            )
         elif max(abs(low), abs(high)) > EXTREME:
             what = f"dense column '{column.name}' reaches from {low:g} to {high:g}"
             found.add("note", what, "prepare with --dense log or --dense standard")
     if schema.dense and facts:
-        found.add("fine", f"{schema.num_dense} dense columns looked at")
+        found.add("fine", f"{schema.num_dense} dense columns checked")
 
 
 def _ids(found: Examination, schema: Schema, facts: dict[str, _SplitFacts]) -> None:
@@ -186,8 +190,8 @@ def _ids(found: Examination, schema: Schema, facts: dict[str, _SplitFacts]) -> N
                 )
         if feature.num_rows <= 2:
             what = f"feature '{feature.name}' has {feature.num_rows} rows with its unseen one"
-            found.add("note", what, "leave it out: it says next to nothing")
-    found.add("fine", f"{len(schema.features)} features with {sum(schema.cardinalities.values()):,} rows looked at")
+            found.add("note", what, "leave it out: it has next to no information")
+    found.add("fine", f"{len(schema.features)} features with {sum(schema.cardinalities.values()):,} rows checked")
 
 
 def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
@@ -222,7 +226,7 @@ def _readable_time(seconds: float) -> str:
 
 
 def show(found: Examination, console: Console | None = None) -> None:
-    """Print what was found, what is wrong first."""
+    """Print the findings, problems first."""
     console = console or Console()
     shown = table("", "found", "what to do")
     for column in shown.columns[1:]:

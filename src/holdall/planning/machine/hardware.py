@@ -180,18 +180,23 @@ class Hardware:
     collectives: Collectives | None = None
     notes: tuple[str, ...] = field(default=())
 
-    def check_machine(self) -> str | None:
-        """Warn, and say why, when this is not the machine the rates were measured on."""
+    def machine_mismatch(self) -> str | None:
+        """A sentence on how the machine of the rates differs from this one; None when they are the same."""
         here = machine_identity()
         if here["id"] == self.machine.get("id"):
             return None
         differing = [name for name in here if name != "id" and here[name] != self.machine.get(name)]
-        told = ", ".join(f"{name} {self.machine.get(name)!r} there, {here[name]!r} here" for name in differing)
-        message = (
-            f"the rates were measured on another machine ({told}), so times are predicted for that one: measure "
+        differences = ", ".join(f"{name} {self.machine.get(name)!r} there, {here[name]!r} here" for name in differing)
+        return (
+            f"the rates were measured on another machine ({differences}), so times are predicted for that one: measure "
             f"this one with `holdall hardware`"
         )
-        warnings.warn(message, HardwareWarning, stacklevel=2)
+
+    def check_machine(self) -> str | None:
+        """Warn when this is not the machine that the rates were measured on; returns the warning."""
+        message = self.machine_mismatch()
+        if message is not None:
+            warnings.warn(message, HardwareWarning, stacklevel=2)
         return message
 
     def save(self, path: str | Path) -> None:

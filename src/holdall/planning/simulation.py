@@ -1,23 +1,24 @@
-"""A plan on paper: the step, the bytes sent and the memory of a process, at numbers of processes nobody has at hand.
+"""Simulation of a plan's step at any number of processes: step time, bytes sent and memory of a process.
 
-    for row in simulate(plan, problem, parse_world_sizes("8..4096"), "two-fold", schema):
+    for row in simulate_steps(plan, problem, parse_world_sizes("8..4096"), "two-fold", schema):
         row.step_seconds, row.seconds["communicate"], row.sent["cold_rows"], row.memory["device"]["tables"]
 
-Everything comes from the planner's cost model (`placement.cost`), the expected messages of a strategy
-(`parallel.messages`) and the measured links (`parallel.cost`). The samples of a process stay those of the plan, so that
-more processes train on more samples a step; with `batch_size` the samples of all of them stay the same.
+Everything comes from the planner's cost model (`planning.step_cost`), the expected messages of a strategy
+(`planning.messages`) and the measured links (`planning.collective_cost`). By default each process keeps the samples it
+has in the plan, so more processes train on more samples a step (weak scaling). With `batch_size` the samples of all
+processes stay the same (strong scaling).
 
-What is computed where, with W processes of b samples:
+Work and storage of one process, with W processes of b samples:
 
-| strategy | looked up | updated | kept |
+| strategy | looked up | updated | stored |
 | --- | --- | --- | --- |
-| two-fold | b samples; cold rows are fetched from their owners' hosts | hot rows that any process touched, and a W-th of the cold ones | hot rows, and a W-th of the others |
-| row-wise | the same, without hot rows | | a W-th |
+| two-fold | b samples; cold rows are fetched from their owners' hosts | hot rows that any process touched, and 1/W of the cold ones | hot rows, and 1/W of the others |
+| row-wise | the same, without hot rows | | 1/W of the rows |
 | table-wise | all W b samples, for its tables | its tables | its tables; numbers are those of the process with most |
 | data-parallel | b samples | rows that any process touched | everything |
 
-Processes are taken to compute as the one that `holdall hardware` measured, each on cores of its own, and all at the
-same pace; nothing of the exchange is hidden behind computing.
+All processes are assumed to compute at the speed that `holdall hardware` measured, each on cores of its own. No part of
+the exchange overlaps with computing.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from holdall.planning.step_cost import Load, Problem, dense_bytes, stage_seconds
 from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind
 from holdall.tables import Dense
 
-StrategyOnPaper = Literal["two-fold", "row-wise", "table-wise", "data-parallel"]
+SimulatedStrategy = Literal["two-fold", "row-wise", "table-wise", "data-parallel"]
 
-ON_PAPER: dict[StrategyOnPaper, StrategyKind] = {
+SIMULATED_KINDS: dict[SimulatedStrategy, StrategyKind] = {
     "two-fold": STRATEGY_KINDS["two-fold"],
     "row-wise": replace(STRATEGY_KINDS["two-fold"], name="row-wise", has_hot_rows=False),
     "table-wise": STRATEGY_KINDS["table-wise"],
@@ -56,8 +57,8 @@ MOST_PROCESSES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
-    """What one number of processes is expected to take, a process."""
+class SimulatedStep:
+    """Predicted step of one process, at one number of processes."""
 
     world_size: int
     batch_size: int
@@ -69,7 +70,7 @@ class Simulated:
     messages: tuple[Message, ...]
     step_seconds: float
     memory: dict[str, dict[str, int]]
-    """Bytes by tier, then by what for (`Forecast.memory`)."""
+    """Bytes by tier, then by purpose (`Forecast.memory`)."""
 
     @property
     def samples_per_second(self) -> float:
@@ -80,7 +81,7 @@ class Simulated:
         """Bytes that a process sends in a step by kind of message, on average."""
         return sent_by_kind(self.messages)
 
-    def held(self, tier: str) -> int:
+    def total_bytes(self, tier: str) -> int:
         return sum(self.memory[tier].values())
 
     def to_json(self) -> dict[str, Any]:
@@ -118,30 +119,30 @@ def _processes(text: str, whole: str) -> int:
         raise ConfigError(f"--world-size {whole!r} is not a number of processes: write 8, 1,2,4 or 8..4096")
     count = int(text)
     if not 1 <= count <= MOST_PROCESSES:
-        raise ConfigError(f"--world-size {whole}: {count} processes cannot be; write 1 to {MOST_PROCESSES}")
+        raise ConfigError(f"--world-size {whole}: {count} processes are not possible; write 1 to {MOST_PROCESSES}")
     return count
 
 
-def simulate(
+def simulate_steps(
     plan: Plan,
     problem: Problem,
     world_sizes: Sequence[int],
-    strategy: StrategyOnPaper,
+    strategy: SimulatedStrategy,
     schema: Schema,
     *,
     batch_size: int | None = None,
-) -> list[Simulated]:
-    """A row for each number of processes; `problem` is the plan's own (`inputs.make_problem`).
+) -> list[SimulatedStep]:
+    """A predicted step for each number of processes; `problem` is that of the plan (`inputs.make_problem`).
 
-    `batch_size` is that of all processes together; the plan's share of each process when None.
+    `batch_size` is that of all processes; each process keeps its share of the plan's when None.
     """
     if plan.world_size < 2:
         raise ConfigError(
-            "the plan is for one process, which has no rows on several: plan with --world-size 2 or more, then simulate"
+            "the plan is for one process, so it shards no rows: plan with --world-size 2 or more, then simulate"
         )
     if problem.hardware.collectives is None:
         raise ConfigError(
-            "the hardware file has no rates of processes talking to each other: measure them with "
+            "the hardware file has no rates of collectives: measure them with "
             "`torchrun --nproc-per-node 2 -m holdall hardware`, or between machines with --nnodes"
         )
     links = Links(problem.hardware.collectives)
@@ -162,15 +163,17 @@ def _share(batch_size: int, world_size: int) -> int:
     return batch_size // world_size
 
 
-def _simulate_one(plan: Plan, problem: Problem, strategy: StrategyOnPaper, schema: Schema, links: Links) -> Simulated:
-    tables, kind = placed(plan, strategy), ON_PAPER[strategy]
+def _simulate_one(
+    plan: Plan, problem: Problem, strategy: SimulatedStrategy, schema: Schema, links: Links
+) -> SimulatedStep:
+    tables, kind = place_tables(plan, strategy), SIMULATED_KINDS[strategy]
     owners = _owners(problem, tables) if kind.shards_tables else {}
     messages = _messages(problem, tables, kind, schema, owners)
     exchange = links.by_kind(messages, problem.world_size)
     stages = _stages(problem, tables, kind, owners)
     stages["communicate"] = sum(exchange.values())
-    step = step_seconds(problem, stages, _like(kind))
-    return Simulated(
+    step = step_seconds(problem, stages, _planned_strategy(kind))
+    return SimulatedStep(
         world_size=problem.world_size,
         batch_size=problem.batch_size,
         seconds=stages,
@@ -181,9 +184,9 @@ def _simulate_one(plan: Plan, problem: Problem, strategy: StrategyOnPaper, schem
     )
 
 
-def placed(plan: Plan, strategy: StrategyOnPaper) -> tuple[TablePlan, ...]:
-    """The plan's tables where a strategy puts them; compressed ones stay as they are."""
-    found, kind = [], ON_PAPER[strategy]
+def place_tables(plan: Plan, strategy: SimulatedStrategy) -> tuple[TablePlan, ...]:
+    """The plan's tables as a strategy places them; compressed ones do not change."""
+    found, kind = [], SIMULATED_KINDS[strategy]
     for table in plan.tables:
         if isinstance(table.method, Dense):
             hot = table.num_rows
@@ -196,8 +199,8 @@ def placed(plan: Plan, strategy: StrategyOnPaper) -> tuple[TablePlan, ...]:
     return tuple(found)
 
 
-def _like(kind: StrategyKind) -> Literal["two-fold", "plain"]:
-    """How a process's own part of a step goes."""
+def _planned_strategy(kind: StrategyKind) -> Literal["two-fold", "plain"]:
+    """The strategy of a plan whose local work (all but the exchange) is that of a simulated one."""
     return "two-fold" if kind.shards_rows else "plain"
 
 
@@ -205,7 +208,7 @@ def _like(kind: StrategyKind) -> Literal["two-fold", "plain"]:
 
 
 def _owners(problem: Problem, tables: Sequence[TablePlan]) -> dict[str, int]:
-    """Tables dealt out by bytes and lookups, as table-wise training does."""
+    """Rank that owns each table, balanced by bytes and lookups as table-wise training does."""
     row = problem.row_bytes + problem.state_bytes
     sizes = {
         t.name: t.num_rows * row if isinstance(t.method, Dense) else t.method.num_bytes(t.num_rows, problem.dim)
@@ -246,46 +249,46 @@ def _messages(
     return [*found, dense_message(dense_bytes(problem, tables), problem.world_size)]
 
 
-# --- a process's own part --------------------------------------------------------------------------------------------
+# --- local work of a process -----------------------------------------------------------------------------------------
 
 
 def _stages(
     problem: Problem, tables: Sequence[TablePlan], kind: StrategyKind, owners: Mapping[str, int]
 ) -> dict[str, float]:
-    """Seconds by stage, without the exchange; table-wise, of the process that its tables keep busy longest."""
-    alone = replace(problem, world_size=1)
-    everyone = problem.batch_size * problem.world_size
+    """Seconds by stage without the exchange; of table-wise, those of the process whose tables take longest."""
+    local = replace(problem, world_size=1)
+    global_batch = problem.batch_size * problem.world_size
     loads = {table.name: table_load(problem, table) for table in tables}
-    found = stage_seconds(alone, tables, _like(kind), loads)
+    found = stage_seconds(local, tables, _planned_strategy(kind), loads)
     if kind.shards_tables:
-        answering = replace(alone, batch_size=everyone)
+        owner = replace(local, batch_size=global_batch)
         each = [
-            stage_seconds(answering, mine, "plain", {table.name: table_load(answering, table) for table in mine})
-            for mine in _by_owner(tables, owners)
+            stage_seconds(owner, owned, "plain", {table.name: table_load(owner, table) for table in owned})
+            for owned in _by_owner(tables, owners)
         ]
         busiest = max(each, key=lambda stages: stages["lookup"] + stages["update"])
         return {**found, "lookup": busiest["lookup"], "update": busiest["update"]}
     updated = {}
     for table in tables:
         known = problem.lookups[table.name]
-        rows = known.distinct(everyone, 0, table.hot_rows)
-        rows += known.distinct(everyone, table.hot_rows) / problem.world_size
+        rows = known.distinct(global_batch, 0, table.hot_rows)
+        rows += known.distinct(global_batch, table.hot_rows) / problem.world_size
         updated[table.name] = Load(loads[table.name].lookups, rows)
-    return {**found, "update": stage_seconds(alone, tables, "plain", updated)["update"]}
+    return {**found, "update": stage_seconds(local, tables, "plain", updated)["update"]}
 
 
 def _by_owner(tables: Sequence[TablePlan], owners: Mapping[str, int]) -> list[tuple[TablePlan, ...]]:
-    """The tables of every process that has some."""
+    """The tables of each process that owns any."""
     found: dict[int, list[TablePlan]] = {}
     for table in tables:
         found.setdefault(owners[table.name], []).append(table)
-    return [tuple(mine) for mine in found.values()]
+    return [tuple(owned) for owned in found.values()]
 
 
 def _memory(
     plan: Plan, problem: Problem, tables: Sequence[TablePlan], kind: StrategyKind, owners: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    like = replace(plan, strategy=_like(kind), world_size=problem.world_size)
+    local_plan = replace(plan, strategy=_planned_strategy(kind), world_size=problem.world_size)
     shares = _by_owner(tables, owners) if kind.shards_tables else [tables]
-    each = [memory(like, problem, mine, staging_rows(problem, mine)) for mine in shares]
+    each = [memory(local_plan, problem, share, staging_rows(problem, share)) for share in shares]
     return max(each, key=lambda tiers: sum(sum(parts.values()) for parts in tiers.values()))

@@ -1,0 +1,84 @@
+"""The command `holdall plan`: a new plan, or the forecast of an edited one, and the explanation of one of its tables.
+
+Lookups are counted once for the plan and its explanation, and a machine that has no rates yet is measured first.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+from holdall.common.errors import ConfigError
+from holdall.data.schema import Schema
+from holdall.planning.explain import Explanation, explain_table
+from holdall.planning.inputs import PlanConfig, config_of, find_limits, find_lookups, make_problem
+from holdall.planning.machine.hardware import Hardware, default_path
+from holdall.planning.plan import Plan
+from holdall.planning.planner import plan_problem, predict_problem
+from holdall.popularity.profile import fingerprint
+
+
+def make_plan(
+    data: Path,
+    config: PlanConfig,
+    *,
+    hardware: Path | None = None,
+    profile: Path | None = None,
+    edited: Path | None = None,
+    explain: str | None = None,
+) -> tuple[Plan, Explanation | None]:
+    """The plan for `data`, or the plan `edited` with a new forecast; and the explanation of table `explain`."""
+    schema = Schema.load(data)
+    given = None if edited is None else Plan.load(edited)
+    if given is not None:
+        _refuse_settings(config, edited)
+        given.check(schema)
+        config = config_of(given)
+    rates = load_or_measure(hardware)
+    lookups = find_lookups(schema, data, profile)
+    problem = make_problem(schema, lookups, config, rates, data)
+    limits = find_limits(config, rates, data)
+    if given is None:
+        made = plan_problem(problem, config, limits, data.name, fingerprint(schema))
+    else:
+        made = predict_problem(given, problem, limits)
+    explanation = None if explain is None else explain_table(made, explain, problem, limits)
+    mismatch = rates.machine_mismatch()
+    if mismatch is not None and mismatch not in made.notes:
+        made = replace(made, notes=(*made.notes, mismatch))
+    return made, explanation
+
+
+def save_plan(plan: Plan, out: Path) -> None:
+    """Write a plan to `out`; a ConfigError names the file where it cannot be written."""
+    try:
+        plan.save(out)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written ({error.strerror}): name another file") from None
+
+
+def _refuse_settings(config: PlanConfig, edited: Path | None) -> None:
+    """Refuse settings given beside an edited plan, which has its own: they would be ignored in silence."""
+    for field in fields(config):
+        if getattr(config, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise ConfigError(f"{flag} does not go with --edited: change it in {edited}, or plan anew without --edited")
+
+
+def load_or_measure(given: Path | None) -> Hardware:
+    """The rates in a file, or this machine's own; they are measured now if they never were."""
+    if given is not None:
+        return Hardware.load(given)
+    path = default_path()
+    if path.exists():
+        return Hardware.load(path)
+    from holdall.planning.machine.measure import measure_hardware
+
+    print(
+        f"this machine was not measured yet: measuring it now, a minute or two (a GPU: a few), into {path}",
+        file=sys.stderr,
+    )
+    measured = measure_hardware()
+    measured.save(path)
+    return measured
