@@ -16,7 +16,6 @@ import json  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-import threading  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -74,16 +73,10 @@ def install(clock: Clock, kills: list[list[int]], folder: Path, alternate: bool)
 
 
 def _note_when_done(trainer: Trainer, clock: Clock, begun: float) -> None:
-    """Have the thread of a save, if it is not done, note when it is."""
-    thread = trainer._saver._thread
-    if thread is None:
-        return
-
-    def watch() -> None:
-        thread.join()
-        clock.note("complete", begun=begun)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Note when a save in the background is complete."""
+    save = trainer._saver._last
+    if save is not None:
+        save.add_done_callback(lambda _: clock.note("complete", begun=begun))
 
 
 def _around(kind: Any, name: str, clock: Clock, what: str) -> None:

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from holdall.common.errors import CheckpointError, ConfigError, DataError
 from holdall.common.files import sha256
+from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Loader, Position, prefetched
+from holdall.data.loader import Loader, Position
 from holdall.data.schema import DataFile, DenseColumn, Feature, Schema, Split
 
 NUM_DENSE = 3
@@ -408,7 +409,7 @@ def test_no_more_than_the_depth_is_made_ahead(data: DataSet) -> None:
             made.append(number)
             yield data.slice(number, number + 1)
 
-    batches = prefetched(make, depth=3)
+    batches = prefetched(make(), depth=3)
     next(batches)
     deadline = time.monotonic() + 5
     while len(made) < 5 and time.monotonic() < deadline:
@@ -424,7 +425,7 @@ def test_an_error_in_the_thread_comes_after_the_batches_before_it(data: DataSet)
         yield data.slice(2, 4)
         raise DataError("the disk is gone")
 
-    batches = prefetched(make, depth=4)
+    batches = prefetched(make(), depth=4, name="loader")
     assert [rows_of(batch) for batch in islice(batches, 2)] == [[0, 1], [2, 3]]
     with pytest.raises(DataError, match="the disk is gone"):
         next(batches)

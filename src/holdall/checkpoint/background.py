@@ -8,9 +8,9 @@ says at the same time.
 from __future__ import annotations
 
 import socket
-import threading
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,7 @@ from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
 from holdall.common.errors import ProcessError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
+from holdall.common.worker_thread import WorkerThread
 from holdall.distributed.processes import PATIENCE, SINGLE_PROCESS, PeerError, Processes
 
 SHARE_OF_MEMORY = 0.25
@@ -51,9 +52,9 @@ class BackgroundSaver:
             self._writers = replace(
                 processes, groups={"control": processes.new_group(backend="gloo", patience=PATIENCE)}
             )
-        self._thread: threading.Thread | None = None
-        self._done: Path | None = None
-        self._error: BaseException | None = None
+        self._thread: WorkerThread | None = None
+        self._last: Future[Path] | None = None
+        """The last save, until `wait` has seen its result."""
         self._has_warned = False
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._used = 0
@@ -96,19 +97,16 @@ class BackgroundSaver:
 
     def wait(self) -> Path | None:
         """Wait until the last save is complete; its path, or None when there was none since the last `wait`."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        done, self._done = self._done, None
-        if error is not None:
-            raise error
-        return done
+        if self._last is None:
+            return None
+        wait([self._last])  # an interrupt leaves the save to `__exit__`
+        last, self._last = self._last, None
+        return last.result()
 
     @property
     def is_busy(self) -> bool:
         """Whether this process is still at a save; others may be done with it."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._last is not None and not self._last.done()
 
     def close(self) -> None:
         """Wait for the last save, and let go of the group."""
@@ -126,12 +124,15 @@ class BackgroundSaver:
         if error is None:
             self.close()
             return
-        if self._thread is not None:  # it may wait for a process that will never come: not for longer than a step does
+        if self._last is not None:  # it may wait for a lost process: wait no longer for it than a step does
             is_lost = isinstance(error, ProcessError) and not isinstance(error, PeerError)
-            self._thread.join(LAST_SECONDS if is_lost else self.processes.timeout)
+            wait([self._last], LAST_SECONDS if is_lost else self.processes.timeout)
         self._let_go()
 
     def _let_go(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=not self.is_busy)
+            self._thread = None
         writers, self._writers = self._writers, None
         if writers is not None and writers is not self.processes and not self.is_busy:
             writers.groups.clear()  # also for those who still hold `writers`, such as the traceback of an error
@@ -144,18 +145,14 @@ class BackgroundSaver:
 
     def _start(self, planned: Planned, writers: Processes) -> Path:
         if not self._has_memory(planned.copy_bytes, writers):
-            self._done = write(planned, writers)
-            return planned.path
+            path = write(planned, writers)
+            self._last = Future()
+            self._last.set_result(path)
+            return path
         copied = on_all_ranks(writers, lambda: planned.copied(self._room(planned.copy_bytes)))
-
-        def work() -> None:
-            try:
-                self._done = write(copied, writers)
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
-        self._thread.start()
+        if self._thread is None:
+            self._thread = WorkerThread("save")
+        self._last = self._thread.submit(write, copied, writers)
         return planned.path
 
     def _room(self, num_bytes: int) -> Tensor:

@@ -1,13 +1,10 @@
-"""Text files as blocks of whole lines, decompressed, read one step ahead by a thread."""
+"""Text files as blocks of whole lines, decompressed."""
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -18,8 +15,6 @@ from holdall.common.errors import DataError
 BLOCK_BYTES = 8 << 20
 MAX_RECORD_BYTES = 64 << 20  # a "line" beyond this is a file that is not text, and would fill the memory
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -76,41 +71,3 @@ def _read_chunks(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
                 f"{path} is truncated: its {compression} data end in the middle; copy or download it again"
             ) from error
         raise DataError(f"{path} cannot be read ({error}): is it a {compression or 'readable'} file?") from error
-
-
-def ahead(items: Iterator[Item], depth: int = 1) -> Iterator[Item]:
-    """The same items, made by a thread that stays up to `depth` of them ahead; its errors are raised here."""
-    ready: queue.Queue[tuple[Item | None, BaseException | None]] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: Item | None, error: BaseException | None) -> None:
-        while not stop.is_set():
-            try:
-                ready.put((item, error), timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def work() -> None:
-        try:
-            for item in items:
-                put(item, None)
-                if stop.is_set():
-                    return
-            put(None, None)
-        except BaseException as error:  # raised again where the items are used
-            put(None, error)
-
-    thread = threading.Thread(target=work, name="holdall-read", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is None:
-                return
-            yield item
-    finally:
-        stop.set()
-        thread.join()

@@ -7,16 +7,14 @@ two numbers, and any number of processes sees the same global batches.
 from __future__ import annotations
 
 import mmap
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from holdall.common.errors import CheckpointError, ConfigError, DataError
+from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 
@@ -121,7 +119,7 @@ class Loader:
         if self.prefetch == 0 or (self.prefetch_to_device and self._gives_views):
             return self._batches(epoch, start_batch)
         make = self._read_batches if self._gives_views else self._batches
-        return prefetched(lambda: make(epoch, start_batch), self.prefetch)
+        return prefetched(make(epoch, start_batch), self.prefetch, "loader")
 
     @property
     def _gives_views(self) -> bool:
@@ -196,44 +194,6 @@ class Loader:
         if stop <= num_rows:
             return self.data.slice(start, stop)
         return self.data.join((start, num_rows), (0, stop - num_rows))
-
-
-def prefetched(make: Callable[[], Iterator[Batch]], depth: int) -> Iterator[Batch]:
-    """What `make()` yields, made by a thread up to `depth` batches ahead (and one in its hands).
-
-    The thread starts at the first `next` and ends with the iterator: when it is exhausted, closed or collected. An
-    error in the thread is raised here, after the batches that came before it.
-    """
-    ready: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-
-    def produce() -> None:
-        last: BaseException | None = None
-        try:
-            for batch in make():
-                if stop.is_set():
-                    return
-                ready.put(batch)
-        except BaseException as error:  # whatever it was belongs to the consumer
-            last = error
-        if not stop.is_set():
-            ready.put(last)
-
-    thread = threading.Thread(target=produce, name="holdall-loader", daemon=True)
-    thread.start()
-    try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-    finally:
-        stop.set()
-        # The thread may be waiting for room, for one `put` at most: make some, and it sees `stop`. (A garbage
-        # collection that happens to run in the thread itself may close this iterator there; it cannot wait for itself.)
-        while thread.is_alive() and thread is not threading.current_thread():
-            with suppress(queue.Empty):
-                ready.get_nowait()
-            thread.join(timeout=0.01)
 
 
 def page_in(batch: Batch) -> None:

@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from holdall.common.errors import ConfigError, DataError
-from holdall.data.blocks import BLOCK_BYTES, Block, ahead, last_line_end, read_blocks
+from holdall.common.worker_thread import prefetched
+from holdall.data.blocks import BLOCK_BYTES, Block, last_line_end, read_blocks
 from holdall.data.layout import Layout, TextFormat
 from holdall.data.records import Records, check_records, last_even_newline
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
@@ -30,7 +31,7 @@ def read_text(path: Path, layout: Layout, block_bytes: int = BLOCK_BYTES) -> Gen
             raise ConfigError(f"{feature.kind} '{feature.name}' needs a separator: {path} is text and holds no lists")
     checked = ((block, *check_records(block, text, len(names))) for block in blocks)
     first_row = 0
-    for block, records, refused in ahead(checked):
+    for block, records, refused in prefetched(checked, depth=1):
         rows = parse(records, refused, layout, positions, len(names), first_row, block.position)
         first_row += rows.num_rows
         yield rows

@@ -19,13 +19,14 @@ which follow when it is done: the same rows as without, to the bit (`TwoFold.ste
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
 from holdall.common.errors import ConfigError
+from holdall.common.worker_thread import WorkerThread
 from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.sharded_tensor import ShardedTensor
@@ -66,7 +67,7 @@ class TwoFold:
                     self.prepare(batch.ids)
                 yield batch, moved
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="two-fold") as pool:
+        with WorkerThread("fetch") as thread:
             early: Future[list[Early]] | None = None
             coming = next(batches, None)
             while coming is not None:
@@ -79,7 +80,7 @@ class TwoFold:
                             pack.bring(fetched.request, early=fetched)
                 coming = next(batches, None)
                 if coming is not None:
-                    early = pool.submit(self._fetch_early, coming[0].ids, [pack.busy for pack in self.packs], ahead)
+                    early = thread.submit(self._fetch_early, coming[0].ids, [pack.busy for pack in self.packs], ahead)
                 yield batch, moved
 
     def _fetch_early(self, ids: Ids, busy: Sequence[Tensor], ahead: Collectives) -> list[Early]:

@@ -7,9 +7,9 @@ from contextlib import closing
 
 import torch
 
+from holdall.common.worker_thread import MAX_INTRAOP_THREADS, WorkerThread, prefetch_map
 from holdall.data.batch import Batch
 from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
-from holdall.runtime.worker_thread import WorkerThread, prefetch_map
 
 
 def prefetch_to_device(
@@ -26,7 +26,10 @@ def prefetch_to_device(
         return
     stream = torch.cuda.Stream(device)
     waiting: tuple[Batch, PackedBatch, torch.cuda.Event] | None = None
-    with WorkerThread("read") as thread, closing(prefetch_map(batches, checked_and_pinned(check), thread)) as ready:
+    with (
+        WorkerThread("read", MAX_INTRAOP_THREADS) as thread,
+        closing(prefetch_map(batches, checked_and_pinned(check), thread)) as ready,
+    ):
         for batch, made in ready:
             if made.exception() is not None and waiting is not None:
                 yield _take(waiting, device)

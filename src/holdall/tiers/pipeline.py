@@ -23,16 +23,16 @@ from typing import Any
 import torch
 
 from holdall.common.errors import ConfigError, HoldallError, TierError
-from holdall.data.batch import Batch
-from holdall.runtime.device_times import DeviceTimes
-from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
-from holdall.runtime.worker_thread import (
+from holdall.common.worker_thread import (
     MAX_INTRAOP_THREADS,
     PREFETCH_BATCHES,
     InlineExecutor,
     WorkerThread,
     prefetch_map,
 )
+from holdall.data.batch import Batch
+from holdall.runtime.device_times import DeviceTimes
+from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
 from holdall.tiers.placement import Tiers
 from holdall.tiers.staging import buffers_for
 from holdall.tiers.working_set import WorkingSet

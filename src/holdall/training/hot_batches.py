@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import CheckpointError, ConfigError
+from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Position, prefetched
+from holdall.data.loader import Position
 
 Kind = Literal["cold", "hot"]
 
@@ -196,7 +197,7 @@ class HotBatches:
 
     def _stream(self, kind: Kind, epoch: int, start: int) -> Generator[Batch, None, None]:
         """The batches of a kind from number `start` on, made ahead of use."""
-        yield from prefetched(lambda: self._batches(kind, epoch, start), self.prefetch)
+        yield from prefetched(self._batches(kind, epoch, start), self.prefetch, "loader")
 
     def _batches(self, kind: Kind, epoch: int, first: int) -> Iterator[Batch]:
         cold_rng, hot_rng = (np.random.default_rng([self.seed, epoch, is_hot]) for is_hot in (False, True))
