@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test lint docs bench clean
 
 install: $(STAMP)
 
@@ -24,6 +24,9 @@ lint: install
 test: lint
 	$(BIN)/pytest
 	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels
+
+docs: install
+	$(BIN)/mkdocs build --strict
 
 bench: install
 	$(BIN)/python -m benchmarks
