@@ -1,55 +1,127 @@
-"""The pages in docs/ tell the truth: their commands run."""
+"""The pages of the documentation: commands and code run, links lead somewhere, generated pages are up to date."""
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from holdall.cli import main
-from holdall.data.prepare import PrepareConfig, prepare
+import holdall
 from holdall.data.synthetic import preset, write_tsv
-from tests.planning.made_up_hardware import hardware
+from tests import pages
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-FAST = ["--dim", "4", "--bottom", "8", "--top", "8"]
+ROOT = pages.ROOT
+DOCS = ROOT / "docs"
+GUIDES = [page for page in pages.PAGES if page.parent == DOCS]
+
+NOT_RUN = {
+    "torchrun ": "needs several processes: tests/distributed/test_train_processes.py, test_two_nodes.py, tests/faults",
+    "DATA=": "needs Slurm: tests/distributed/test_cluster_templates.py",
+    "kubectl ": "needs Kubernetes: tests/distributed/test_cluster_templates.py",
+    "python -m benchmarks": "takes minutes, or a GPU: tests/test_card.py checks the names",
+    "make ": "installs: tests/test_readme.py checks the targets",
+    "git ": "changes the checkout",
+    "pip ": "installs",
+    "source ": "changes the shell",
+    "cd ": "changes the shell",
+    "tensorboard ": "is a server",
+    "holdall train data --out run --strategy plain --epochs 3 --resume": "goes on from a run under torchrun, see there",
+}
+"""Commands that are not run here, by how they begin, and why."""
 
 
-def test_the_commands_for_tables_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of the page, in order, with smaller models; the hardware is made up instead of measured."""
+def runs(command: str) -> bool:
+    return not any(command.startswith(beginning) for beginning in NOT_RUN)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in GUIDES if any(map(runs, pages.commands(page)))], ids=lambda page: page.name
+)
+def test_the_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command of a page, in order, in one folder, on small data with small models; rates are made up."""
     monkeypatch.chdir(tmp_path)
-    write_tsv(preset("criteo-kaggle", scale=5e-4, rows=3000), tmp_path / "log.tsv.gz")
-    prepare(["log.tsv.gz"], tmp_path / "data", PrepareConfig())
-    hardware().save(tmp_path / "hardware.json")
-    text = (DOCS / "larger-than-memory.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    commands = [line for block in blocks for line in block.splitlines() if line.startswith("holdall ")]
-    assert {shlex.split(command)[1] for command in commands} == {"profile", "doctor", "train", "hardware", "plan"}
-    for command in commands:
-        words = shlex.split(command, comments=True)[1:]
-        if words[0] == "hardware":
+    found = [command for command in pages.commands(page) if runs(command)]
+    pages.set_up(tmp_path, data=not any(command.endswith("--out data") for command in found))
+    for language, name in (("csv", "clicks.csv"), ("toml", "clicks.toml")):
+        for block in pages.blocks(page, language)[:1]:
+            Path(name).write_text(block, encoding="utf-8")
+    for command in found:
+        assert command.startswith("holdall "), f"{command}: neither run nor listed in NOT_RUN"
+        pages.run(command)
+        if " train " in command:
+            assert list(Path(re.findall(r"--out (\S+)", command)[0]).glob("checkpoints/step-*")), command
+
+
+CODE = [(page, code) for page in GUIDES for code in pages.blocks(page, "python")]
+
+
+@pytest.mark.parametrize(("page", "code"), CODE, ids=[page.name for page, _ in CODE])
+def test_the_code_runs(page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tsv(preset("criteo-kaggle", scale=1e-3, rows=2000), tmp_path / "clicks.tsv.gz")
+    pages.skip_without(code)
+    pages.run_python(code, page)
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert pages.broken(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# A heading, here\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md#a-heading-here) [b](other.md#none) [c](none.md) [d](https://x.org) `[e](none)`\n")
+    assert pages.broken(page) == ["other.md#none", "none.md"]
+
+
+def test_the_architecture_page_is_up_to_date() -> None:
+    command = [sys.executable, ROOT / "tools" / "architecture.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_figures_of_methods_are_those_of_the_card() -> None:
+    """Every AUC of the tables of methods, and every method and size that the card has."""
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    card = json.loads((ROOT / "benchmarks" / "results" / "methods.json").read_text(encoding="utf-8"))
+    measured = {(row["set"], row["method"], row["budget"]): f"{row['auc']:.4f}" for row in card["results"]["runs"]}
+    shown = {}
+    names = {"Criteo sample": "criteo", "Book-Crossing sample": "bookcrossing", "Planted data": "planted"}
+    for heading, name in names.items():
+        section = re.split(r"^#|^What ", text[text.index(f"### {heading}\n") + 4 :], maxsplit=1, flags=re.M)[0]
+        (_, *sizes), _, dense, *rows = [
+            [cell.strip(" *`") for cell in line.strip("|").split("|")]
+            for line in section.splitlines()
+            if line.startswith("|")
+        ]
+        shown[name, "dense", "1"] = dense[1]
+        shown |= {(name, row[0], size): auc for row in rows for size, auc in zip(sizes, row[1:], strict=True) if auc}
+    assert shown == measured
+
+
+def test_the_site_has_every_page() -> None:
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in (str(page.relative_to(DOCS)) for page in pages.PAGES if page.is_relative_to(DOCS)):
+        assert re.search(rf"\b{re.escape(page)}$", settings, flags=re.M), f"{page} is not in the nav of mkdocs.yml"
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = re.findall(r"^::: holdall\.(\w+)$", text, flags=re.M)
+    assert sorted(documented) == sorted(holdall.__all__)
+
+
+def test_modules_that_pages_name_exist() -> None:
+    """Paths in code style, from the root or below src/holdall."""
+    for page in pages.PAGES:
+        if page.name == "architecture.md":
             continue
-        if words[0] == "plan":
-            words += [*FAST, "--hardware", "hardware.json"]
-        elif words[0] == "train" and "--plan" not in words:
-            words += FAST
-        main(words)
-    for run in ("run", "disk-run", "hot-run", "planned"):
-        assert (tmp_path / run / "checkpoints").is_dir(), run
-    assert list((tmp_path / "figures").glob("*.svg"))
-
-
-def test_the_commands_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command of the page, on this machine's CPU, with smaller models and batches."""
-    monkeypatch.chdir(tmp_path)
-    write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000), tmp_path / "log.tsv.gz")
-    prepare(["log.tsv.gz"], tmp_path / "data", PrepareConfig())
-    (block,) = re.findall(r"^```bash\n(.*?)^```", (DOCS / "gpu.md").read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    commands = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
-    assert len(commands) == 3
-    for words in commands:
-        words = [{"cuda": "cpu", "65536": "512", "--compile": "--no-compile"}.get(word, word) for word in words]
-        main([*words, *FAST])
-        assert (tmp_path / words[words.index("--out") + 1] / "checkpoints").is_dir()
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        named = [name for name in re.findall(r"`([\w./-]+/[\w.-]+\.py)`", text) if "NAME" not in name]
+        missing = [name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "src/holdall"))]
+        assert missing == [], page.name

@@ -1,7 +1,8 @@
-"""The README and the shipped files tell the truth: its commands run, its code runs, its tree and configs are real."""
+"""README.md and the shipped files: commands and code run, figures have run cards, configs parse."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,58 +11,75 @@ from pathlib import Path
 
 import pytest
 
-from holdall.cli import main
 from holdall.common.settings import overlay, read_toml
 from holdall.data.prepare import PrepareConfig
 from holdall.data.synthetic import preset, write_tsv
 from holdall.training.config import TrainConfig
+from tests import pages
+from tests.distributed.harness import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-FAST = ["--dim", "4", "--bottom", "8", "--top", "8"]
+ROOT = pages.ROOT
+README = ROOT / "README.md"
 
 
-def blocks(language: str) -> list[str]:
-    """The fenced blocks of one language, '' for those that name none."""
-    return [
-        text for name, text in re.findall(r"^```(\w*)\n(.*?)^```", README, flags=re.DOTALL | re.M) if name == language
-    ]
+def test_it_is_one_page() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every `holdall` command of the README, in order, in one folder, on a small log; only sizes are made smaller."""
+    """Every command, in order, in one folder, on a small log; models are smaller, rates are made up."""
     monkeypatch.chdir(tmp_path)
-    for day in (0, 1):
-        write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000, seed=day), tmp_path / f"day_{day}.tsv.gz")
-    commands = [line for block in blocks("bash") for line in block.splitlines() if line.startswith("holdall ")]
-    assert {shlex.split(command)[1] for command in commands} >= {"prepare", "train", "evaluate", "inspect"}
+    pages.set_up(tmp_path, data=False)
+    commands = [command for command in pages.commands(README) if command.startswith("holdall ")]
+    verbs = {command.split()[1] for command in commands}
+    assert verbs >= {"prepare", "train", "evaluate", "inspect", "profile", "hardware", "plan"}
     for command in commands:
-        words = shlex.split(command, comments=True)[1:]
-        main([*words, *FAST] if words[0] == "train" else words)
-    assert (tmp_path / "run" / "checkpoints").is_dir()
-    assert (tmp_path / "small" / "checkpoints").is_dir()
+        pages.run(command)
+    for run in (re.findall(r"--out (\S+)", command)[0] for command in commands if " train " in command):
+        assert (tmp_path / run / "checkpoints").is_dir(), run
+
+
+@pytest.mark.slow
+def test_the_command_for_several_processes(data: Path, tmp_path: Path) -> None:
+    """With this interpreter, a free port and a small model."""
+    (tmp_path / "data").symlink_to(data)
+    (command,) = [command for command in pages.commands(README) if command.startswith("torchrun ")]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [*agent, *shlex.split(command)[1:], *pages.SMALL["train"]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "spread" / "checkpoints").is_dir()
+
+
+def test_every_command_is_tested() -> None:
+    """Those of other programs are the two make targets and the one under torchrun."""
+    others = [command for command in pages.commands(README) if not command.startswith("holdall ")]
+    assert [command.split()[0] for command in others] == ["make", "make", "torchrun"]
 
 
 def test_the_make_targets_exist() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    used = {line.split()[1] for block in blocks("bash") for line in block.splitlines() if line.startswith("make ")}
-    assert used
-    assert used <= set(targets)
+    for page in (README, ROOT / "CONTRIBUTING.md"):
+        used = {command.split()[1] for command in pages.commands(page) if command.startswith("make ")}
+        assert used
+        assert used <= set(targets), page.name
 
 
-@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0][:30])
-def test_the_library_examples_run(code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", pages.blocks(README, "python"), ids=lambda code: code.splitlines()[-1][:30])
+def test_the_library_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     write_tsv(preset("criteo-kaggle", scale=1e-3, rows=2000), tmp_path / "clicks.tsv.gz")
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
+    pages.run_python(code, README)
 
 
-def test_the_architecture_page_lists_every_module() -> None:
-    result = subprocess.run(
-        [sys.executable, ROOT / "tools" / "architecture.py", "--check"], capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
+def test_every_result_has_a_run_card() -> None:
+    """Every line of the table of results names the card of its figures; test_docs.py checks the links."""
+    text = README.read_text(encoding="utf-8")
+    section = text[text.index("## Results") : text.index("## Status")]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 5
+    assert all(re.search(r"benchmarks/results/\w+\.json", row) for row in rows)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
@@ -74,11 +92,3 @@ def test_every_shipped_config_parses(path: Path) -> None:
         overlay(PrepareConfig(), read_toml(path), path.name)
     else:
         overlay(TrainConfig(), read_toml(path), path.name)
-
-
-def test_figures_in_the_readme_have_a_card() -> None:
-    """Every benchmark that the README names has its run card beside it."""
-    named = set(re.findall(r"benchmarks/results/([\w.-]+)", README))
-    assert named
-    for name in named:
-        assert (ROOT / "benchmarks" / "results" / name).exists(), name
