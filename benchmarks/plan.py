@@ -38,12 +38,13 @@ from holdall.data.schema import Schema
 from holdall.data.synthetic import preset, write_prepared
 from holdall.models.loss import logloss
 from holdall.optim.optimizers import Optimizers
+from holdall.planning.config import PlanConfig
 from holdall.planning.lookup_counts import Lookups, choose_hot
-from holdall.planning.machine.hardware import Hardware, middle_of
+from holdall.planning.machine.hardware import Hardware, median_of
 from holdall.planning.machine.measure import measure_hardware
 from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan
-from holdall.planning.planner import PlanConfig, find_lookups, make_problem, plan_problem, predict_problem
+from holdall.planning.planner import find_lookups, make_problem, plan_problem, predict_problem
 from holdall.planning.step_cost import Problem
 from holdall.popularity.profile import fingerprint
 from holdall.runtime.allocator import keep_freed_memory
@@ -426,11 +427,11 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
     }
     ran = {}
     for name, config in models.items():
-        planning = Planning(data, known, config, middle_of(passes))
+        planning = Planning(data, known, config, median_of(passes))
         ran[name] = run_model(planning, data, folder / "sides", arguments.turns, cpu_time=arguments.cpu_time)
         if given is None:
             passes.append(measure_machine(arguments, data.parent))
-    hardware = middle_of(passes)
+    hardware = median_of(passes)
     if arguments.save_hardware is not None:
         hardware.save(arguments.save_hardware)
     results = {}

@@ -28,10 +28,11 @@ from holdall.evaluation.ranking import RankingMetrics, ranking_metrics
 from holdall.models import DLRM, DLRMConfig
 from holdall.models.loss import logloss
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.planning.config import PlanConfig
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.machine.measure import measure_hardware as hardware
 from holdall.planning.plan import Plan
-from holdall.planning.planner import PlanConfig, plan
+from holdall.planning.planner import plan
 from holdall.popularity.measure import ProfileConfig, profile
 from holdall.popularity.order import OrderConfig, order
 from holdall.popularity.profile import Profile

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from holdall.common.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
 from holdall.common.settings import overlay, read_toml
 from holdall.data.prepare import PrepareConfig
-from holdall.planning.planner import PlanConfig
+from holdall.planning.config import PlanConfig
 from holdall.popularity.measure import ProfileConfig
 from holdall.popularity.order import OrderConfig
 from holdall.training.config import TrainConfig

@@ -10,7 +10,8 @@ import pytest
 from holdall.cli import main
 from holdall.commands.doctor import Finding, doctor
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.planning.planner import PlanConfig, plan
+from holdall.planning.config import PlanConfig
+from holdall.planning.planner import plan
 from tests.planning.made_up_hardware import hardware
 
 

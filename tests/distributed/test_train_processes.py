@@ -17,7 +17,8 @@ import torch
 from holdall import checkpoint
 from holdall.common.errors import ConfigError
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.planning.planner import PlanConfig, plan
+from holdall.planning.config import PlanConfig
+from holdall.planning.planner import plan
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run

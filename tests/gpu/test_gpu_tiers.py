@@ -12,10 +12,11 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.kernels.dispatch import HAS_TRITON
 from holdall.models.layers import mlp
+from holdall.planning.config import PlanConfig
 from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.measure_captured import measure_captured
 from holdall.planning.machine.measure_pinned import pinned_rows
-from holdall.planning.planner import PlanConfig, plan, predict
+from holdall.planning.planner import plan, predict
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tables import Frobenius
 from holdall.training.config import TrainConfig

@@ -17,8 +17,9 @@ import torch
 
 from holdall.common.errors import ConfigError
 from holdall.common.memory import available_memory
+from holdall.planning.config import PlanConfig
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
-from holdall.planning.machine import measure, measure_dense
+from holdall.planning.machine import measure_dense, measure_tables
 from holdall.planning.machine.clock import fit, fit_line
 from holdall.planning.machine.hardware import (
     Cost,
@@ -34,7 +35,7 @@ from holdall.planning.machine.hardware import (
 from holdall.planning.machine.measure import measure_hardware
 from holdall.planning.machine.measure_disk import measure_disk
 from holdall.planning.memory_check import check_free_memory
-from holdall.planning.planner import PlanConfig, plan_tables
+from holdall.planning.planner import plan_tables
 from tests.planning.made_up_hardware import CAPTURED, ELSEWHERE, hardware, lookups, schema_of
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -46,7 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
     ticks = iter(range(10**9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure_dense, "WIDTHS", (4, 8))
-        patch.setattr(measure, "COMPRESSED_ROWS", 500)
+        patch.setattr(measure_tables, "COMPRESSED_ROWS", 500)
         patch.delenv("WORLD_SIZE", raising=False)
         folder = tmp_path_factory.mktemp("disk")
         stages: list[str] = []
@@ -124,8 +125,8 @@ def _damage(change: Any) -> dict[str, Any]:
     [
         (lambda d: d.update(gathers={}), r"unknown field 'gathers' \(did you mean 'gather'\?\)"),
         (lambda d: d.pop("layers"), "incomplete or damaged .*measure again with `holdall hardware`"),
-        (lambda d: d["find"].update(per_row=-1.0), "find, per_row is -1.0: no machine has that"),
-        (lambda d: d["tables"][0]["lookup"].update(per_row=float("nan")), "per_row is nan: no machine has that"),
+        (lambda d: d["find"].update(per_row=-1.0), "find, per_row is -1.0, but rates are finite"),
+        (lambda d: d["tables"][0]["lookup"].update(per_row=float("nan")), "per_row is nan, but rates are finite"),
         (lambda d: d["find"].update(speed=1), "incomplete or damaged"),
         (
             lambda d: d.update(captured={**asdict(CAPTURED), "launch_far": 3e-4}),
@@ -161,7 +162,7 @@ def test_a_disk_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_no_gpu
 def test_a_device_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="device 'cuda' is not there: this machine has no GPU"):
+    with pytest.raises(ConfigError, match="device 'cuda' does not exist: this machine has no GPU"):
         device_kind("cuda")
     with pytest.raises(ConfigError, match=r"no device kind 'gpu:1'"):
         device_kind("gpu:1")

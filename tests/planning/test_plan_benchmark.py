@@ -9,7 +9,8 @@ import pytest
 from benchmarks.plan import ROUNDS, STEPS_A_TURN, Planning, compared, measure, run_model
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.planning.planner import PlanConfig, find_lookups
+from holdall.planning.config import PlanConfig
+from holdall.planning.planner import find_lookups
 from tests.planning.made_up_hardware import hardware
 
 

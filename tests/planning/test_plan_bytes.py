@@ -11,9 +11,10 @@ from holdall.data.schema import Feature
 from holdall.models import DCNConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.planning.config import PlanConfig
 from holdall.planning.forecast import compressed_bytes
 from holdall.planning.plan import Plan
-from holdall.planning.planner import PlanConfig, make_problem, plan_tables, predict_problem
+from holdall.planning.planner import make_problem, plan_tables, predict_problem
 from holdall.planning.workload import LiveBytes, _batch, _step, rehearse
 from holdall.tables import Dense
 from holdall.tiers.host_rows import DiskRows, LazyRows

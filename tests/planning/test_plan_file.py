@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from holdall.common.errors import ConfigError
+from holdall.planning.config import PlanConfig
 from holdall.planning.plan import Caps, Plan
-from holdall.planning.planner import PlanConfig, plan_tables
+from holdall.planning.planner import plan_tables
 from holdall.tables import Frobenius, HotCold
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
 

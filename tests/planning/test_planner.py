@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from holdall.common.errors import ConfigError
-from holdall.planning import hot_rows, planner
+from holdall.planning import hot_row_selector, planner
+from holdall.planning.config import PlanConfig
 from holdall.planning.explain import explain_table, show_explanation
 from holdall.planning.forecast import forecast
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware, Line
 from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan, Tail
-from holdall.planning.planner import PlanConfig, find_limits, make_problem, plan, plan_problem, plan_tables, predict
+from holdall.planning.planner import find_limits, make_problem, plan, plan_problem, plan_tables, predict
 from holdall.planning.step_cost import Problem, step_seconds
 from holdall.popularity.measure import profile
 from holdall.tables import Dense, Frobenius, HotCold, TensorTrain
@@ -143,7 +144,7 @@ def find_room(config: PlanConfig, hot: dict[str, int]) -> int:
     """Bytes that the device would have left beside these hot rows and the rooms for others."""
     problem = make_problem(schema_of(ROWS), lookups(ROWS), config, hardware())
     limits = {"device": DEVICE, "host": 10_000_000, "disk": 0}
-    room = hot_rows.HotRows(problem, limits, problem.prefetch, one_memory=False)
+    room = hot_row_selector.HotRowSelector(problem, limits, problem.prefetch, one_memory=False)
     return room.room(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
 
 
@@ -446,7 +447,7 @@ def test_the_work_of_planning(count: int, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(owner, name, outer)
 
     counted(planner, "forecast")
-    counted(hot_rows, "choose_hot")
+    counted(hot_row_selector, "choose_hot")
     fresh = {name: replace(found) for name, found in known.items()}
     counted(Lookups, "touched_by_group")
     made = plan_tables(schema_of(rows), fresh, config, slow_files())

@@ -13,7 +13,8 @@ import pytest
 import holdall
 from holdall.cli import main
 from holdall.common.errors import ConfigError
-from holdall.planning.inputs import PlanConfig, make_problem
+from holdall.planning.config import PlanConfig
+from holdall.planning.inputs import make_problem
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Collectives
 from holdall.planning.plan import Plan

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from holdall.common.errors import ConfigError
-from holdall.planning.inputs import PlanConfig, make_problem
+from holdall.planning.config import PlanConfig
+from holdall.planning.inputs import make_problem
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine import clock as clocks
 from holdall.planning.machine.clock import Clock
-from holdall.planning.machine.gather_path import PINNED, PINNED_BESIDE
 from holdall.planning.machine.hardware import Cost, Line, TableCost
-from holdall.planning.machine.measure_initial_rows import beginnings
+from holdall.planning.machine.measure_initial_rows import initial_value_costs
+from holdall.planning.machine.transfer_path import PINNED, PINNED_DURING_STEPS
 from holdall.planning.plan import TablePlan, Tail
 from holdall.planning.step_cost import (
     FAULT_AROUND,
@@ -122,7 +123,7 @@ def test_what_a_step_does_to_all_parameters_grows_with_them() -> None:
 
 def test_a_cold_clock_fills_the_caches_before_every_run() -> None:
     runs = []
-    buffer = clocks._elsewhere()
+    buffer = clocks._eviction_buffer()
     before = float(buffer[0])
     Clock(torch.device("cpu"), repeats=2)(lambda: runs.append(1))
     assert float(buffer[0]) == before
@@ -130,9 +131,9 @@ def test_a_cold_clock_fills_the_caches_before_every_run() -> None:
     assert runs[3:] == [1.0, 2.0, 3.0]
 
 
-def test_beginnings_are_measured_by_numbers_and_rows() -> None:
+def test_initial_values_are_measured_by_numbers_and_rows() -> None:
     """A clock that counts: what is fitted are the calls' own times, so all of them are above 0."""
-    found = beginnings(Clock(torch.device("cpu"), repeats=1))
+    found = initial_value_costs(Clock(torch.device("cpu"), repeats=1))
     for cost in (found["read"], found["write"]):
         assert cost.seconds(100_000, 5000) > cost.seconds(1000, 50) > 0
 
@@ -144,7 +145,9 @@ def gpu(prefetch: int | None = None) -> Problem:
     known = hardware()
     reached = {"64": Line(1e-6, 2e-9)}
     beside = {"64": Line(1e-6, 5e-9)}
-    rates = {name: {**getattr(known, name), PINNED: reached, PINNED_BESIDE: beside} for name in ("gather", "scatter")}
+    rates = {
+        name: {**getattr(known, name), PINNED: reached, PINNED_DURING_STEPS: beside} for name in ("gather", "scatter")
+    }
     config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
     machine = hardware(device="cuda", find=Cost(1e-5, 0.0, 1e-9), **rates)
     return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, machine)

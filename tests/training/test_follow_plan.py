@@ -13,8 +13,9 @@ from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.planning.config import PlanConfig
 from holdall.planning.plan import Plan
-from holdall.planning.planner import PlanConfig, plan, predict
+from holdall.planning.planner import plan, predict
 from holdall.tables import Frobenius
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.training.config import TrainConfig

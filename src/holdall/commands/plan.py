@@ -11,8 +11,9 @@ from pathlib import Path
 
 from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
+from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.explain import Explanation, explain_table
-from holdall.planning.inputs import PlanConfig, config_of, find_limits, find_lookups, make_problem
+from holdall.planning.inputs import find_limits, find_lookups, make_problem
 from holdall.planning.machine.hardware import Hardware, default_path
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan_problem, predict_problem

@@ -13,7 +13,8 @@ from holdall.common.console import table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import SCHEMA_FILE, Schema
-from holdall.planning.inputs import config_of, find_hardware, find_lookups, make_problem
+from holdall.planning.config import config_of
+from holdall.planning.inputs import find_hardware, find_lookups, make_problem
 from holdall.planning.machine.hardware import Collectives, Hardware, default_path
 from holdall.planning.plan import STAGES, TIERS, Plan
 from holdall.planning.simulation import (

@@ -12,8 +12,9 @@ from holdall.common.console import table as new_table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import Schema
+from holdall.planning.config import config_of
 from holdall.planning.forecast import forecast
-from holdall.planning.inputs import config_of, find_hardware, find_limits, find_lookups, make_problem
+from holdall.planning.inputs import find_hardware, find_limits, find_lookups, make_problem
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan, PlannedStrategy, TablePlan

@@ -1,29 +1,29 @@
-"""What layers and interactions of any size cost, between and beyond the sizes that were measured."""
+"""Cost model of layers and interactions: seconds at any size, interpolated from the measured sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from holdall.planning.machine.hardware import Interaction, Layer, by_size
+from holdall.planning.machine.hardware import Interaction, Layer, seconds_at
 
 
 def layer_seconds(layers: Sequence[Layer], inputs: int, outputs: int, samples: float) -> float:
-    """A layer of any size; beyond the measured ones in proportion to its weights."""
-    known = {(one.inputs, one.outputs): by_size(one.seconds, samples) for one in layers}
+    """Seconds of a layer of any size; beyond the measured sizes in proportion to its weights."""
+    known = {(one.inputs, one.outputs): seconds_at(one.seconds, samples) for one in layers}
     return _on_grid(known, (inputs, outputs), (1.0, 1.0))
 
 
 def interaction_seconds(interactions: Sequence[Interaction], vectors: int, dim: int, samples: float) -> float:
-    """An interaction of any shape; beyond the measured ones in proportion to its products."""
-    known = {(one.vectors, one.dim): by_size(one.seconds, samples) for one in interactions}
+    """Seconds of an interaction of any shape; beyond the measured shapes in proportion to its products."""
+    known = {(one.vectors, one.dim): seconds_at(one.seconds, samples) for one in interactions}
     return _on_grid(known, (vectors, dim), (2.0, 1.0))
 
 
 def _on_grid(known: Mapping[tuple[int, int], float], at: tuple[int, int], growth: tuple[float, float]) -> float:
-    """Seconds at a place of a measured grid, interpolated in the logarithms of both sides and of the seconds.
+    """Seconds at point `at` of a measured grid: bilinear interpolation of the logarithms.
 
-    Beyond the grid they grow with the given power of what is beyond.
+    Beyond the grid, seconds grow with the power `growth` of each axis.
     """
     corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     beyond = 1.0

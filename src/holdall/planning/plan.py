@@ -25,7 +25,7 @@ from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
 from holdall.models.settings import ModelSettings
 from holdall.optim.optimizers import NAMES
-from holdall.planning.plan_parts import (
+from holdall.planning.plan_types import (
     STAGES,
     TIERS,
     Bytes,

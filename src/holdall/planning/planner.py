@@ -19,9 +19,10 @@ from pathlib import Path
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import Schema
+from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.forecast import compressed_bytes, forecast
-from holdall.planning.hot_rows import HotRows, compressed_table, device_bytes
-from holdall.planning.inputs import PlanConfig, config_of, find_hardware, find_limits, find_lookups, make_problem
+from holdall.planning.hot_row_selector import HotRowSelector, compressed_table, device_bytes
+from holdall.planning.inputs import find_hardware, find_limits, find_lookups, make_problem
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import at_least, refuse_too_large, shortages
@@ -114,7 +115,7 @@ class Planner:
         self.row = problem.row_bytes + problem.state_bytes
         self.one_memory = problem.hardware.device == "cpu" and config.caps().host is None
         """Whether the host's memory is the device's, and nobody parted them."""
-        self.hot = HotRows(problem, limits, problem.prefetch, one_memory=self.one_memory)
+        self.hot = HotRowSelector(problem, limits, problem.prefetch, one_memory=self.one_memory)
 
     def run(self) -> Plan:
         self._refuse_a_device_too_small()

@@ -18,8 +18,8 @@ from holdall.optim.optimizers import OptimizerConfig, state_bytes_per_row
 from holdall.planning.collective_cost import Links
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
 from holdall.planning.lookup_counts import Lookups
-from holdall.planning.machine.gather_path import PINNED, PINNED_BESIDE
 from holdall.planning.machine.hardware import Cost, Hardware, line_at
+from holdall.planning.machine.transfer_path import PINNED, PINNED_DURING_STEPS
 from holdall.planning.messages import dense_message, two_fold_messages
 from holdall.planning.plan import STAGES, TablePlan
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
@@ -102,7 +102,7 @@ class Problem:
     @property
     def reached_as(self) -> str | None:
         """The tier that stands for rows of the host where kernels of the device reach them; None where none do."""
-        tier = PINNED_BESIDE if self.prefetch > 0 and PINNED_BESIDE in self.hardware.gather else PINNED
+        tier = PINNED_DURING_STEPS if self.prefetch > 0 and PINNED_DURING_STEPS in self.hardware.gather else PINNED
         return tier if tier in self.hardware.gather else None
 
     def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:

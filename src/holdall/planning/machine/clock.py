@@ -1,4 +1,4 @@
-"""Timing on a device, and costs fitted to what was timed."""
+"""Clock for operations on a device, and least-squares fits of cost formulas to the times."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ import torch
 from holdall.planning.machine.hardware import Cost, Line
 from holdall.runtime.cuda_graph import captured, no_waiting
 
-COLD_BYTES = 1 << 25
-"""Bytes that are written to between two runs: as many as a large cache holds."""
-
-
-AHEAD = 1 << 18
-"""Cycles that a GPU is kept busy, while the host hands it what is timed next."""
+EVICTION_BYTES = 1 << 25
+"""Bytes written between two runs to evict the caches: the size of a large last-level cache."""
+SLEEP_CYCLES = 1 << 18
+"""Cycles that a GPU sleeps while the host enqueues the work to time, so that no launch is waited for."""
 
 
 @cache
-def _elsewhere() -> torch.Tensor:
-    return torch.zeros(COLD_BYTES // 4)
+def _eviction_buffer() -> torch.Tensor:
+    return torch.zeros(EVICTION_BYTES // 4)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Times what runs on a device."""
+    """Timer of operations on a device."""
 
     device: torch.device
     repeats: int = 5
@@ -37,35 +35,36 @@ class Clock:
     """Seconds after which no further repeat is started."""
     now: Callable[[], float] = time.perf_counter
     cold: bool = False
-    """Whether a CPU's caches hold something else before each run, as the rest of a step leaves them."""
+    """Whether a CPU's caches are evicted before each run, as the rest of a training step does."""
 
     def __call__(self, run: Callable[..., Any], prepare: Callable[[], Any] | None = None) -> float:
-        """Median seconds of `run`, without those of `prepare`, whose result it is given."""
+        """Median seconds of `run`, which is called with the result of `prepare`; `prepare` is not timed."""
         taken: list[float] = []
-        while self.goes_on(taken):
+        while self.wants_repeat(taken):
             given = () if prepare is None else (prepare(),)
-            self.cool()
-            self.wait()
+            self.evict_caches()
+            self.synchronize()
             start = self.now()
             run(*given)
-            self.wait()
+            self.synchronize()
             taken.append(self.now() - start)
         return float(np.median(taken[1:]))
 
     def replayed(self, run: Callable[[], Any], change: Callable[[], Any] = lambda: None, times: int = 1) -> float:
-        """Median seconds of `run` as a part of training steps; `change` alters, in place, what the next one works on.
+        """Median seconds of `run` inside a training step; `change` updates its inputs in place before each run.
 
-        On a GPU such a step is one CUDA graph, so a graph of `run`, so many `times` over, is timed by the device: it
-        has no launches to wait for. What waits for the device itself cannot be captured, and is timed as it is.
+        On a GPU a training step is one CUDA graph. So a graph of `run`, repeated `times` times, is replayed and timed
+        by events of the device, without the time of launches. An operation that synchronizes cannot be captured, and is
+        timed without a graph.
         """
-        graph = repeated(run, times) if self.device.type == "cuda" else None
+        graph = capture_repeated(run, times) if self.device.type == "cuda" else None
         if graph is None:
             return self(lambda _: run(), change)
         taken: list[float] = []
-        while self.goes_on(taken):
+        while self.wants_repeat(taken):
             change()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD)
+            torch.cuda._sleep(SLEEP_CYCLES)
             start.record()
             graph.replay()
             end.record()
@@ -73,28 +72,28 @@ class Clock:
             taken.append(start.elapsed_time(end) / 1e3 / times)
         return float(np.median(taken[1:]))
 
-    def goes_on(self, taken: Sequence[float]) -> bool:
-        """Whether to repeat once more; the first one does not count."""
+    def wants_repeat(self, taken: Sequence[float]) -> bool:
+        """Whether to repeat once more; the first run is a warm-up."""
         return len(taken) <= self.repeats and (len(taken) < 3 or sum(taken) < self.budget)
 
-    def cool(self) -> None:
-        """Put other things into the caches."""
+    def evict_caches(self) -> None:
+        """Overwrite a CPU's caches, if `cold`."""
         if self.cold and self.device.type == "cpu":
-            _elsewhere().add_(1.0)
+            _eviction_buffer().add_(1.0)
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
-def repeated(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | None:
-    """A graph of `run`, so many times over; None where there can be none, as it waits for the device."""
+def capture_repeated(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | None:
+    """A CUDA graph of `run`, repeated `times` times; None where `run` synchronizes, which cannot be captured."""
 
     def runs() -> None:
         for _ in range(times):
             run()
 
-    for _ in range(2):  # kernels are compiled, and memory and caches settle
+    for _ in range(2):  # compiles kernels and fills memory pools and caches
         run()
     try:
         with no_waiting():
@@ -108,7 +107,7 @@ def repeated(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAGraph | N
 
 
 def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Cost:
-    """The cost that meets measured seconds at (lookups, rows) best in relative terms, with no part below 0."""
+    """The non-negative cost with the least squared relative error to `seconds` measured at `points` (lookups, rows)."""
     matrix = np.array([[1.0, lookups, rows] for lookups, rows in points])
     target = np.array(seconds)
     matrix = matrix / target[:, None]
@@ -123,6 +122,6 @@ def fit(points: Sequence[tuple[float, float]], seconds: Sequence[float]) -> Cost
 
 
 def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
-    """The line through two or more points, with no part below 0."""
+    """The non-negative line with the least squared relative error to two or more points."""
     cost = fit([(size, 0.0) for size in sizes], seconds)
     return Line(cost.base, cost.per_lookup)

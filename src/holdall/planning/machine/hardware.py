@@ -1,9 +1,9 @@
-"""What a machine can do: measured rates, as `hardware.json` (docs/formats.md) holds them.
+"""Measured rates of a machine, and the file `hardware.json` (docs/formats.md) that stores them.
 
     hardware = Hardware.load("hardware.json")
     hardware.check_machine()                     # warns when it was measured on another machine
 
-`placement.measure` measures them; `placement.cost` makes the time of a step of them.
+`machine.measure` measures them; `planning.step_cost` predicts the time of a step from them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILE = "hardware.json"
 
 
 class HardwareWarning(UserWarning):
-    """Rates of another machine are used."""
+    """Warning that the rates are those of another machine."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Cost:
         return self.base + self.per_lookup * lookups + self.per_row * rows
 
     def scaled(self, factor: float) -> Cost:
-        """The same with `factor` times the work a lookup and a row."""
+        """The cost of `factor` times the work a lookup and a row."""
         return Cost(self.base, self.per_lookup * factor, self.per_row * factor)
 
     def between(self, other: Cost, part: float) -> Cost:
-        """On the way to another, 0 to 1."""
+        """Linear interpolation to another cost; `part` is 0 to 1."""
         mine, theirs = asdict(self).values(), asdict(other).values()
         return Cost(*(a + part * (b - a) for a, b in zip(mine, theirs, strict=True)))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Seconds of an operation on n things: base + each * n."""
+    """Seconds of an operation on n items: base + each * n."""
 
     base: float = 0.0
     each: float = 0.0
@@ -69,9 +69,9 @@ class Line:
 
 @dataclass(frozen=True)
 class TableCost:
-    """Looking up rows of tables of one method and dim, and taking their gradients back and updating them.
+    """Cost of a lookup in tables of one method and dim, and of its backward with the update.
 
-    For tensor trains `rows` of the costs are products of the chain (`cost.Chain`), not rows.
+    For tensor trains, `rows` of the costs are products of the chain (`table_cost.Chain`), not rows.
     """
 
     method: dict[str, Any]
@@ -84,7 +84,7 @@ class TableCost:
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer with its ReLU, forward and backward."""
+    """Seconds of a linear layer with its ReLU, forward and backward."""
 
     inputs: int
     outputs: int
@@ -95,7 +95,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Interaction:
-    """The dot interaction of `vectors` vectors of `dim` numbers, forward and backward."""
+    """Seconds of the dot interaction of `vectors` vectors of `dim` numbers, forward and backward."""
 
     vectors: int
     dim: int
@@ -106,29 +106,29 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Captured:
-    """What steps of a GPU cost its host, which launches them as CUDA graphs where it can."""
+    """Host time of training steps on a GPU, which are launched as CUDA graphs where possible."""
 
     launch_step: Line
-    """Seconds of the host: a step whose batch, of n numbers, its threads read."""
+    """Host seconds of a step whose batch has n numbers, read by threads of the host."""
     launch_far: Line
-    """The same where kernels find, fetch and send back far rows of a pack."""
+    """The same where kernels find, fetch and write back host rows of a pack."""
     launch_layers: Line
-    """Seconds of the host: a step of n layers whose kernels it launches one by one."""
+    """Host seconds of a step of n layers whose kernels are launched one by one."""
     copied: Cost
-    """Seconds that far rows add to a step when the host finds them among all lookups, gathers and copies them, and puts
-    them back, ahead of the steps and behind them."""
+    """Seconds that fetched rows add to a step when the host finds them among all lookups, gathers and copies them
+    before the step, and writes them back after it."""
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """Seconds of an operation of all processes, by bytes of the tensor that each one passes (`parallel.cost.Links`)."""
+    """Seconds of collectives by bytes of the tensor that each process passes (`collective_cost.Links`)."""
 
     backend: str
     world_size: int
     all_reduce: dict[str, float]
     all_to_all: dict[str, float]
     all_gather: dict[str, float] = field(default_factory=dict)
-    """By bytes of one process's part; empty in files from before it was measured."""
+    """By bytes of one process's part; empty in older files, which did not measure it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ class Hardware:
     """Rates of one machine and one device of it."""
 
     machine: dict[str, Any]
-    """What it was measured on; `id` is a hash of the rest."""
+    """Facts of the machine that was measured; `id` is a hash of the others."""
     device: str
     """`cpu` or `cuda`."""
     threads: int
@@ -144,39 +144,40 @@ class Hardware:
     date: str
     took_seconds: float
     tables: tuple[TableCost, ...]
-    """On the device; dense ones by optimizer and dim, compressed ones for some settings."""
+    """Tables on the device: dense ones by optimizer and dim, compressed ones for some settings."""
     host_tables: tuple[TableCost, ...]
-    """Dense ones, on the host; those of `tables` when the device is the CPU."""
+    """Dense tables on the host; those of `tables` when the device is the CPU."""
     gather: dict[str, dict[str, Line]]
-    """Reading n random rows, by where they are (`device`, `host`, `disk`, or `cached`: of a file on disk, but still in
-    the system's memory) and bytes of a row; with a GPU also `pinned`: of the host, by a kernel on the device."""
+    """Reading n random rows, by tier (`device`, `host`, `disk`, or `cached`: of a file that is in the page cache) and
+    bytes of a row; with a GPU also `pinned`: host rows, by a kernel on the device."""
     scatter: dict[str, dict[str, Line]]
-    """Writing them back."""
+    """Writing n random rows, by the same keys."""
     copy: dict[str, Line]
     """Copying n bytes: to_device, to_host (from and to ordinary memory), to_device_pinned, to_host_pinned; nothing
     moves when the device is the CPU."""
     find: Cost
-    """Telling far rows from hot ones among L lookups; U of them are far, and made distinct. With a GPU, by kernels."""
+    """Finding the rows to fetch among L lookups: U lookups are not of hot rows, and are made distinct. With a GPU, by
+    kernels."""
     begin: dict[str, Cost] = field(default_factory=dict)
-    """Making initial values, which are not stored, part of rows that are read or written by tiers (`read`, `write`): by
-    numbers and rows. Empty in files from before it was measured."""
+    """Computing initial values, which are not stored, of rows that tiers read or write (`read`, `write`): by numbers
+    and rows. Empty in older files, which did not measure it."""
     layers: tuple[Layer, ...]
     interactions: tuple[Interaction, ...]
     stack: dict[str, Line]
-    """Putting n numbers of vectors of different kinds of tables side by side: `forward`, and `backward`."""
+    """Stacking n numbers of vectors of different kinds of tables into one tensor: `forward`, and `backward`."""
     dense_update: dict[str, Line]
     """Updating n dense parameters, by optimizer."""
     read: Line
-    """Making, checking and handing over a batch of n numbers."""
+    """Reading, checking and passing on a batch of n numbers."""
     overlap: float
     """Part of the shorter of two stages that is hidden when they run at the same time: 1 when both run at full
     speed."""
     call: float
-    """Seconds of a call that does nothing, on the device."""
+    """Seconds of an empty operation on the device."""
     stream: float
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
     captured: Captured | None = None
-    """Of a GPU; None on a CPU, and in files from before it was measured, which are refused."""
+    """Of a GPU; None on a CPU, and in older files of a GPU, which are refused."""
     collectives: Collectives | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -213,7 +214,7 @@ class Hardware:
         return cls.from_json(document, str(path))
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any], where: str = "the rates") -> Hardware:
+    def from_json(cls, document: Mapping[str, Any], where: str = "the hardware file") -> Hardware:
         given = {name: value for name, value in document.items() if name not in ("format", "version")}
         known = {field.name for field in fields(cls)}
         for name in given:
@@ -229,20 +230,20 @@ class Hardware:
         return hardware
 
 
-def middle_of(measured: Sequence[Hardware]) -> Hardware:
-    """Of a machine that was measured several times, the middle of every number."""
+def median_of(measured: Sequence[Hardware]) -> Hardware:
+    """Element-wise median of several measurements of one machine."""
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
-    middle = _middle([asdict(replace(one, notes=())) for one in measured])
-    return replace(Hardware.from_json({**middle, "date": measured[-1].date}), notes=notes)
+    median = _median([asdict(replace(one, notes=())) for one in measured])
+    return replace(Hardware.from_json({**median, "date": measured[-1].date}), notes=notes)
 
 
-def _middle(values: Sequence[Any]) -> Any:
-    """Of numbers the middle one; of what holds numbers, of each; what else there is, is the same in all of them."""
+def _median(values: Sequence[Any]) -> Any:
+    """Element-wise median of nested dicts and lists; values that are not floats are those of the first."""
     first = values[0]
     if isinstance(first, dict):
-        return {name: _middle([value[name] for value in values]) for name in first}
+        return {name: _median([value[name] for value in values]) for name in first}
     if isinstance(first, list | tuple):
-        return [_middle(parts) for parts in zip(*values, strict=True)]
+        return [_median(parts) for parts in zip(*values, strict=True)]
     return median_low(values) if isinstance(first, float) else first
 
 
@@ -281,7 +282,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(value: Any, where: str) -> None:
-    """Refuse rates that cannot be, before anything is planned on them."""
+    """Refuse rates that are negative or not finite."""
     if isinstance(value, dict):
         for name, item in value.items():
             _check_numbers(item, f"{where}, {name}")
@@ -289,11 +290,13 @@ def _check_numbers(value: Any, where: str) -> None:
         for place, item in enumerate(value):
             _check_numbers(item, f"{where}, {place}")
     elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{where} is {value}: no machine has that; measure again with `holdall hardware`")
+        raise ConfigError(
+            f"{where} is {value}, but rates are finite and not negative: measure again with `holdall hardware`"
+        )
 
 
 def machine_identity() -> dict[str, Any]:
-    """What makes this machine another one: processor, cores, memory, accelerators; no names of people or hosts."""
+    """Facts that tell machines apart: processor, cores, memory, accelerators; no names of people or hosts."""
     facts = environment.hardware()
     # Memory in whole gibibytes: what a kernel keeps for itself varies from boot to boot.
     facts["memory_gib"] = None if facts["memory_gib"] is None else round(facts["memory_gib"])
@@ -302,19 +305,19 @@ def machine_identity() -> dict[str, Any]:
 
 
 def default_path() -> Path:
-    """Where this machine's rates are kept when no file is named: `$XDG_CACHE_HOME/holdall/hardware.json`."""
+    """Default file of this machine's rates: `$XDG_CACHE_HOME/holdall/hardware.json`."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "holdall" / FILE
 
 
-def by_size(measured: Mapping[str, float], at: float) -> float:
-    """Seconds at a size, from those measured at some."""
+def seconds_at(measured: Mapping[str, float], at: float) -> float:
+    """Seconds at a size, interpolated between the measured sizes."""
     points = sorted((int(size), seconds) for size, seconds in measured.items())
     return interpolate([size for size, _ in points], [seconds for _, seconds in points], at)
 
 
 def interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
-    """On straight lines between points; below the first its value, beyond the last in proportion."""
+    """Linear interpolation between points; below the first its value, beyond the last in proportion."""
     if at <= places[0]:
         return values[0]
     if at >= places[-1]:
@@ -325,20 +328,19 @@ def interpolate(places: Sequence[float], values: Sequence[float], at: float) -> 
 
 
 def line_at(lines: Mapping[str, Line], width: int) -> Line:
-    """Of lines by bytes of a row, that of a width: between measured ones on a straight line, beyond the largest in
-    proportion."""
+    """The line of rows of `width` bytes, interpolated from lines by bytes of a row (`interpolate`)."""
     points = sorted((int(size), line) for size, line in lines.items())
     nearest = min(points, key=lambda point: abs(point[0] - width))[1]
     return Line(nearest.base, interpolate([size for size, _ in points], [line.each for _, line in points], width))
 
 
 def device_kind(name: str) -> str:
-    """`cpu` or `cuda` of a device that must be there; `auto` is a GPU if there is one."""
+    """`cpu` or `cuda` of a device, which must exist; `auto` is a GPU if there is one."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"no device kind '{name}'{did_you_mean(kind, ['cpu', 'cuda', 'auto'])}")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device '{name}' is not there: this machine has no GPU that torch can use; choose cpu")
+        raise ConfigError(f"device '{name}' does not exist: this machine has no GPU that torch can use; choose cpu")
     return kind

@@ -1,4 +1,4 @@
-"""All-reduce, all-to-all and all-gather by message size, when several processes measure together (under torchrun)."""
+"""Measured seconds of all-reduce, all-to-all and all-gather by message size, between processes of torchrun."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (1 << 8, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 
 
 def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) -> Collectives | None:
-    """Rates of the processes that torchrun started, the same on all of them; None for one process."""
+    """Rates between the processes that torchrun started, the same on all ranks; None for one process."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size < 2 or not dist.is_available():
         return None
@@ -30,14 +30,14 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
         for size in sizes:
             count = max(1, size // 4 // world_size) * world_size
             sent, received = torch.ones(count, device=device), torch.empty(count, device=device)
-            repeats = 5 if size > 1 << 20 else 20  # short ones are easily disturbed
+            repeats = 5 if size > 1 << 20 else 20  # short ones are noisy
             reduce[str(size)] = _slowest(lambda sent=sent: dist.all_reduce(sent), device, repeats)  # type: ignore[misc]
             exchange[str(size)] = _slowest(
                 lambda sent=sent, received=received: dist.all_to_all_single(received, sent),  # type: ignore[misc]
                 device,
                 repeats,
             )
-            # A part of the size, so that what all of them gather is no larger than the other messages.
+            # A W-th of the size, so that the gathered tensor is no larger than the other messages.
             part, parts = sent[: count // world_size], list(received.chunk(world_size))
             gather[str(part.nbytes)] = _slowest(
                 lambda part=part, parts=parts: dist.all_gather(parts, part),  # type: ignore[misc]
@@ -51,7 +51,7 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
 
 
 def _slowest(run: object, device: torch.device, repeats: int) -> float:
-    """Median seconds, of the process that took longest each time."""
+    """Median over repeats of the seconds of the slowest rank."""
     assert callable(run)
     taken = []
     for _ in range(repeats + 1):

@@ -1,4 +1,4 @@
-"""The dense part of a step, measured: layers, interactions, updates of parameters, batches, and what overlaps."""
+"""Measured costs of the dense part of a step: layers, interactions, parameter updates, batches, and overlap."""
 
 from __future__ import annotations
 
@@ -20,48 +20,49 @@ from holdall.planning.machine.clock import Clock, fit_line
 from holdall.planning.machine.hardware import Interaction, Layer, Line
 
 WIDTHS = (16, 64, 256, 1024)
-"""Inputs and outputs of the layers that are timed."""
-TIMES = 4
-"""How often small things are repeated in what is timed on a GPU."""
+"""Numbers of inputs and of outputs of the layers that are timed."""
+REPLAYS = 4
+"""Repeats of a short operation inside the CUDA graph that is timed."""
 
 
 def _batches(clock: Clock) -> tuple[int, ...]:
-    """Samples of the batches that are timed: from what caches hold to what they do not."""
+    """Batch sizes that are timed: from those that fit the caches to those that do not."""
     return (512, 2048, 8192) if clock.device.type == "cpu" else (4096, 16384, 65536)
 
 
-def _arithmetic(clock: Clock, precision: str) -> AbstractContextManager[Any]:
-    """What training computes in: bf16 by autocast."""
+def _autocast(clock: Clock, precision: str) -> AbstractContextManager[Any]:
+    """The autocast context of a precision, as training uses it."""
     return torch.autocast(clock.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def precisions(clock: Clock) -> tuple[str, ...]:
-    """What is timed: on a CPU without matrix units for it, bf16 takes many times as long and is left out."""
+    """Precisions that are timed. bf16 is left out on a CPU: without matrix units it takes many times as long."""
     return ("float32", "bf16") if clock.device.type == "cuda" else ("float32",)
 
 
 def layers(clock: Clock, of: Sequence[str] | None = None) -> Iterator[Layer]:
-    """Linear layers in some precisions, or in all that the device is good at."""
+    """Seconds of linear layers in the precisions `of`, or in those of `precisions`."""
     for precision, inputs, outputs in product(of or precisions(clock), WIDTHS, WIDTHS):
         layer = mlp((inputs, outputs), last_activation=True, device=clock.device)
         taken = {}
         for size in _batches(clock):
             x = torch.rand(size, inputs, device=clock.device, requires_grad=True)
-            with torch.no_grad(), _arithmetic(clock, precision):
+            with torch.no_grad(), _autocast(clock, precision):
                 grad = torch.rand_like(layer(x))
 
             def run(layer: Any = layer, x: Tensor = x, grad: Tensor = grad, precision: str = precision) -> None:
-                with _arithmetic(clock, precision):
+                with _autocast(clock, precision):
                     made = layer(x)
                 made.backward(grad)
                 layer.zero_grad()
                 x.grad = None
 
-            taken[str(size)] = clock.replayed(run, times=TIMES)
+            taken[str(size)] = clock.replayed(run, times=REPLAYS)
         yield Layer(inputs, outputs, taken, precision)
 
 
 def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) -> Iterator[Interaction]:
+    """Seconds of dot interactions in the precisions `of`, or in those of `precisions`."""
     for precision, vectors, dim in product(of or precisions(clock), (9, 27, 54), dims):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         taken = {}
@@ -76,12 +77,12 @@ def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) ->
                 dot_interaction(looked_up, first).backward(grad)
                 looked_up.grad = first.grad = None
 
-            taken[str(size)] = clock.replayed(run, times=TIMES)
+            taken[str(size)] = clock.replayed(run, times=REPLAYS)
         yield Interaction(vectors, dim, taken, precision)
 
 
 def dense_updates(clock: Clock) -> dict[str, Line]:
-    """Updating the dense parameters, through `Optimizers`, of MLPs of two sizes."""
+    """Cost of updating dense parameters by optimizer, fitted to MLPs of two sizes."""
     found = {}
     for name in NAMES:
         sizes, taken = [], []
@@ -100,7 +101,9 @@ def dense_updates(clock: Clock) -> dict[str, Line]:
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
             if clock.device.type == "cuda":
                 optimizers.prepare()
-                taken.append(max(1e-9, clock.replayed(update, times=TIMES) - clock.replayed(gradients, times=TIMES)))
+                taken.append(
+                    max(1e-9, clock.replayed(update, times=REPLAYS) - clock.replayed(gradients, times=REPLAYS))
+                )
             else:
                 taken.append(clock(lambda _, optimizers=optimizers: optimizers.step(), gradients))  # type: ignore[misc]
         found[name] = fit_line(sizes, taken)
@@ -108,9 +111,9 @@ def dense_updates(clock: Clock) -> dict[str, Line]:
 
 
 def stacking(clock: Clock) -> dict[str, Line]:
-    """Putting vectors of several kinds of tables side by side, and their gradients back, by numbers.
+    """Cost of stacking vectors of several kinds of tables into one tensor, and of the backward, by numbers.
 
-    On a GPU every kernel writes into its place of one output, and there is nothing to put together.
+    On a GPU every kernel writes its slice of one output, and nothing has to be stacked.
     """
     if clock.device.type == "cuda":
         return {"forward": Line(), "backward": Line()}
@@ -120,22 +123,24 @@ def stacking(clock: Clock) -> dict[str, Line]:
         others = [torch.rand(size, 16, device=clock.device, requires_grad=True) for _ in range(5)]
         grad = torch.rand(size, 26, 16, device=clock.device)
 
-        def put(packed: Tensor = packed, others: list[Tensor] = others) -> Tensor:
+        def stack(packed: Tensor = packed, others: list[Tensor] = others) -> Tensor:
             return torch.stack([*packed.unbind(1), *others], dim=1)
 
-        def put_and_back(put: Callable[[], Tensor] = put, grad: Tensor = grad, packed: Tensor = packed) -> None:
-            put().backward(grad)
+        def stack_and_backward(
+            stack: Callable[[], Tensor] = stack, grad: Tensor = grad, packed: Tensor = packed
+        ) -> None:
+            stack().backward(grad)
             packed.grad = None
 
         sizes.append(grad.numel())
-        forward.append(clock(put))
-        both.append(clock(put_and_back))
+        forward.append(clock(stack))
+        both.append(clock(stack_and_backward))
     back = [max(0.0, whole - part) for whole, part in zip(both, forward, strict=True)]
     return {"forward": fit_line(sizes, forward), "backward": fit_line(sizes, back) if all(back) else Line()}
 
 
 def read_cost(clock: Clock) -> Line:
-    """A batch made by a thread that looks at all of it, as the loader does, and checked by the one that gets it."""
+    """Cost of a batch that a thread reads, as the loader does, and whose ids the training thread checks, by numbers."""
     sizes = (1 << 14, 1 << 20)
     taken = []
     with ThreadPoolExecutor(1) as thread:
@@ -151,8 +156,8 @@ def read_cost(clock: Clock) -> Line:
 
 
 def overlap_cost(clock: Clock) -> float:
-    """How much of the shorter of two things that run at the same time is hidden: products, and a thread that gathers on
-    the host. All of it where the products are those of a GPU."""
+    """Part of the shorter of two concurrent stages that is hidden: matrix products, and a thread that gathers rows on
+    the host. 1 on a GPU, which computes beside the host."""
     if clock.device.type == "cuda":
         return 1.0
     a, table, rows = torch.rand(1024, 1024), torch.ones(1 << 20, 16), torch.randint(0, 1 << 20, (1 << 16,))
@@ -165,20 +170,21 @@ def overlap_cost(clock: Clock) -> float:
         for _ in range(4):
             table.index_select(0, rows)
 
-    alone_compute, alone_gather = clock(compute), clock(gather)
+    compute_seconds, gather_seconds = clock(compute), clock(gather)
     with ThreadPoolExecutor(1) as thread:
 
         def both() -> None:
-            waiting = thread.submit(gather)
+            gathering = thread.submit(gather)
             compute()
-            waiting.result()
+            gathering.result()
 
-        together = clock(both)
-    hidden = alone_compute + alone_gather - together
-    return float(np.clip(hidden / min(alone_compute, alone_gather), 0.0, 1.0))
+        concurrent_seconds = clock(both)
+    hidden = compute_seconds + gather_seconds - concurrent_seconds
+    return float(np.clip(hidden / min(compute_seconds, gather_seconds), 0.0, 1.0))
 
 
 def call_cost(clock: Clock) -> float:
+    """Seconds of a small operation on the device."""
     x = torch.zeros(1, device=clock.device)
 
     def run() -> None:
@@ -189,5 +195,6 @@ def call_cost(clock: Clock) -> float:
 
 
 def stream_cost(clock: Clock) -> float:
+    """Bytes a second of an operation that reads and writes memory in order, on the device."""
     x = torch.zeros(1 << 24, device=clock.device)
     return 2 * x.nbytes / clock(lambda: x.mul_(1.5))

@@ -1,4 +1,4 @@
-"""Random rows of a mapped file: those that lie on disk, and those that the system still has in memory."""
+"""Measured rates of random rows in a memory-mapped file: on disk, and in the page cache."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from holdall.planning.machine.hardware import Line
 Rates = dict[str, dict[str, Line]]
 
 READS = 256
-"""Random rows that are timed, for each size of a row."""
+"""Random rows that are timed, for each row size."""
 REPEATS = 5
-"""How often, each time other rows; the median counts."""
+"""Repeats, each with other rows; the rate is their median."""
 
 
 def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tuple[Rates, Rates, list[str]]:
     """`(gather, scatter, notes)`, by `disk` and `cached` and bytes of a row.
 
-    `disk`: the file is dropped from memory before it is read, and written rows are forced to disk. `cached`: it is in
-    the system's memory but not mapped to this process. Where the system cannot be asked to drop it, all that is
-    measured is memory; a note says so.
+    `disk`: the file is dropped from the page cache before it is read, and written rows are flushed to disk. `cached`:
+    it is in the page cache, but its pages are not mapped to this process. Where the system cannot drop a file from the
+    page cache, the rates of `disk` are those of memory, and a note says so.
     """
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} to measure the disk in: name one that exists")
@@ -41,10 +41,10 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
         )
     gather: Rates = {"disk": {}, "cached": {}}
     scatter: Rates = {"disk": {}, "cached": {}}
-    drops = hasattr(os, "posix_fadvise")
+    can_drop = hasattr(os, "posix_fadvise")
     notes = []
-    if not drops:
-        notes.append("this system cannot be asked to drop a file from memory: the disk's rates are those of memory")
+    if not can_drop:
+        notes.append("this system cannot drop a file from the page cache: the disk's rates are those of memory")
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".holdall-", suffix=".measure") as file:
         block = np.random.default_rng(0).integers(0, 256, 1 << 20, dtype=np.uint8).tobytes()
         for _ in range(max(1, num_bytes >> 20)):
@@ -52,7 +52,7 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
         file.flush()
         os.fsync(file.fileno())
         for width in row_bytes:
-            turns = [_time_rows(file.fileno(), file.tell(), width, turn, drops=drops) for turn in range(REPEATS)]
+            turns = [_time_rows(file.fileno(), file.tell(), width, turn, can_drop=can_drop) for turn in range(REPEATS)]
             times = np.median(turns, axis=0).tolist()
             for (rates, kind), seconds in zip(
                 ((gather, "disk"), (scatter, "disk"), (gather, "cached"), (scatter, "cached")), times, strict=True
@@ -61,10 +61,12 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
     return gather, scatter, notes
 
 
-def _time_rows(descriptor: int, size: int, width: int, turn: int, *, drops: bool) -> tuple[float, float, float, float]:
-    """Seconds a row of: reading from disk, writing to it, reading from the system's memory, writing there."""
+def _time_rows(
+    descriptor: int, size: int, width: int, turn: int, *, can_drop: bool
+) -> tuple[float, float, float, float]:
+    """Seconds a row of: reading from disk, writing to disk, reading from the page cache, writing to it."""
     places = torch.from_numpy(np.random.default_rng([width, turn]).integers(0, size // width, READS)).unique()
-    if drops:
+    if can_drop:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     with mmap.mmap(descriptor, size) as mapped:
         mapped.madvise(mmap.MADV_RANDOM)
@@ -81,6 +83,6 @@ def _time_rows(descriptor: int, size: int, width: int, turn: int, *, drops: bool
         times.append(time.perf_counter())
         rows.index_copy_(0, places, found)
         times.append(time.perf_counter())
-        del rows, found  # a map in use cannot be closed
+        del rows, found  # a mapping in use cannot be closed
     read, written, _, again, back = np.diff(times) / places.numel()
     return float(read), float(written), float(again), float(back)

@@ -1,4 +1,4 @@
-"""What initial rows cost that are not stored: tiers make them anew whenever a row is read or written (`LazyRows`)."""
+"""Measured cost of initial values that are not stored but computed whenever a row is read or written (`LazyRows`)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from holdall.tiers.host_rows import HostRows, InitialValues, LazyRows
 
 TABLES = 26
 SHAPES = ((512, 16), (8192, 16), (8192, 64), (2048, 128))
-"""Rows, and numbers of each, that are timed."""
+"""Rows and numbers a row of the shapes that are timed."""
 
 
-def beginnings(clock: Clock) -> dict[str, Cost]:
-    """Making initial values part of rows that were read (`read`), or of rows to be written (`write`), on the device.
-
-    By numbers of the rows, and rows.
-    """
+def initial_value_costs(clock: Clock) -> dict[str, Cost]:
+    """Cost of adding initial values to rows that were read (`read`), and of removing them from rows to be written
+    (`write`), on the device: by numbers and by rows."""
     generator = torch.Generator().manual_seed(3)
     points, read, written = [], [], []
     for num_rows, dim in SHAPES:

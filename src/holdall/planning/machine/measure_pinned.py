@@ -1,4 +1,4 @@
-"""Random rows of host memory that a kernel on the device reads and writes in place, by size and number of rows."""
+"""Measured rates of random rows in pinned host memory that a kernel on the device reads and writes in place."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from holdall.planning.machine.clock import Clock, fit_line
 from holdall.planning.machine.hardware import Line
 
 COUNTS = (1 << 11, 1 << 15, 1 << 17)
-"""Rows that are moved at a time."""
+"""Rows of one transfer."""
 
 
 def pinned_rows(
-    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], *, beside: bool = False
+    clock: Clock, table_bytes: int, row_bytes: tuple[int, ...], *, during_steps: bool = False
 ) -> tuple[dict[str, Line], dict[str, Line]] | None:
-    """`(gather, scatter)` by bytes of a row, by kernels that run alone or `beside` steps; None where there is no such
-    kernel or no GPU."""
+    """`(gather, scatter)` by bytes of a row, by kernels that have the whole device or run `during_steps`; None where
+    there is no such kernel or no GPU."""
     if clock.device.type != "cuda" or not HAS_TRITON:
         return None
     generator = np.random.default_rng(3)
@@ -26,23 +26,23 @@ def pinned_rows(
     for width in row_bytes:
         table = torch.empty(min(table_bytes // width, 1 << 24), width // 4, pin_memory=True).zero_()
         counts = [min(count, len(table)) for count in COUNTS]
-        for home in (False, True):
-            seconds = [_seconds(clock, table, count, generator, home, beside) for count in counts]
-            found[home][str(width)] = fit_line(counts, seconds)
+        for write_back in (False, True):
+            seconds = [_seconds(clock, table, count, generator, write_back, during_steps) for count in counts]
+            found[write_back][str(width)] = fit_line(counts, seconds)
     return found[False], found[True]
 
 
 def _seconds(
-    clock: Clock, table: Tensor, count: int, generator: np.random.Generator, home: bool, beside: bool
+    clock: Clock, table: Tensor, count: int, generator: np.random.Generator, write_back: bool, during_steps: bool
 ) -> float:
-    """Of moving so many random rows."""
+    """Seconds to transfer `count` random rows."""
     from holdall.kernels import host_rows_triton
 
-    room = torch.zeros(count, table.shape[1], device=clock.device)
+    staging = torch.zeros(count, table.shape[1], device=clock.device)
     counts = torch.tensor([count, count, 0], dtype=torch.int32, device=clock.device)
     rows = torch.zeros(count, dtype=torch.int64, device=clock.device)
     step = len(table) // count
-    shape = host_rows_triton.BESIDE_STEPS if beside else host_rows_triton.WHOLE_DEVICE
+    shape = host_rows_triton.BESIDE_STEPS if during_steps else host_rows_triton.WHOLE_DEVICE
 
     def draw() -> None:
         drawn = np.arange(count) * step + generator.integers(0, step, count)  # distinct and ascending
@@ -50,5 +50,5 @@ def _seconds(
 
     draw()
     return clock.replayed(
-        lambda: host_rows_triton.copy_rows(table, rows, counts, room, write_back=home, shape=shape), draw
+        lambda: host_rows_triton.copy_rows(table, rows, counts, staging, write_back=write_back, shape=shape), draw
     )

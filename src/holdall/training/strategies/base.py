@@ -24,7 +24,7 @@ from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.embedding.bags import module_name
 from holdall.models.model import LookedUp, Model
 from holdall.optim.optimizers import Optimizers, SquaredNorm, state_bytes_per_row
-from holdall.planning.machine.gather_path import kernel_is_faster
+from holdall.planning.machine.transfer_path import kernel_is_faster
 from holdall.planning.plan import Plan
 from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile

@@ -17,7 +17,7 @@ TURNS = 6
 """The room for far rows depends on the hot ones and the reverse: how often one is worked out from the other."""
 
 
-class HotRows:
+class HotRowSelector:
     """Chooses hot rows for a problem within `limits`, bytes by tier; `one_memory` if host and device share theirs."""
 
     def __init__(self, problem: Problem, limits: Mapping[str, int], prefetch: int, *, one_memory: bool):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from holdall.planning.machine.gather_path import kernel_is_faster, seconds_by_path
 from holdall.planning.machine.hardware import Hardware, Line, default_path
+from holdall.planning.machine.transfer_path import kernel_is_faster, seconds_by_path
 from tests.planning.made_up_hardware import ELSEWHERE, hardware
 
 COPIES = {"to_device": Line(), "to_host": Line(), "to_device_pinned": Line(1e-5, 1e-9), "to_host_pinned": Line()}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdall.planning.machine import measure_captured
-from holdall.planning.machine.hardware import Line, middle_of
+from holdall.planning.machine.hardware import Line, median_of
 from holdall.planning.machine.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED, taken_apart
 from tests.planning.made_up_hardware import hardware
 
@@ -27,14 +27,14 @@ def test_what_a_step_costs_its_host_is_taken_apart() -> None:
         assert found.copied.seconds(lookups, rows) == pytest.approx(3e-3 + 1e-6 * lookups, rel=1e-6)
 
 
-def test_the_middle_of_several_measurements() -> None:
+def test_the_median_of_several_measurements() -> None:
     slow, right, fast = (
         hardware(device="cuda", call=call, read=Line(call, 2 * call), notes=(note,), date=note)
         for call, note in ((9.0, "a"), (2.0, "b"), (1.0, "a"))
     )
-    found = middle_of([slow, right, fast])
+    found = median_of([slow, right, fast])
     assert found == replace(right, notes=("a", "b"), date="a")
-    assert middle_of([fast]) == fast
+    assert median_of([fast]) == fast
 
 
 def test_batches_that_are_measured_lie_as_those_of_a_data_set() -> None:

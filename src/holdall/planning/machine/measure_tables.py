@@ -1,0 +1,150 @@
+"""Measured costs of tables: a lookup, and its backward with the update, of dense and of compressed tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from holdall.data.batch import Ids
+from holdall.data.zipf import Zipf
+from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.planning.machine.clock import Clock, fit
+from holdall.planning.machine.hardware import TableCost
+from holdall.planning.table_cost import COMPRESSED_ROWS, Chain, chain_of
+from holdall.tables import Frobenius, Hashed, MemCom, Method, MixedDimension, QuotientRemainder, Robe, TensorTrain
+
+FEATURES = 8
+"""Features of the table that lookups are timed with; they share it."""
+MANY_BYTES = 1 << 24
+"""Bytes of the vectors of the largest lookup that is timed; it has at least `many` lookups."""
+COMPRESSED: tuple[Method, ...] = (
+    TensorTrain(rank=8),
+    TensorTrain(rank=32),
+    Frobenius(rank=8, terms=4),
+    Robe(size=1 << 18),
+    Hashed(buckets=1 << 14),
+    QuotientRemainder(buckets=1 << 10),
+    MemCom(buckets=1 << 14),
+    MixedDimension(dim=8),
+)
+
+
+def dense_table_costs(
+    clock: Clock, table_bytes: int, dims: Sequence[int], optimizers: Sequence[str]
+) -> Iterator[TableCost]:
+    for dim in dims:
+        bags = _bags(clock, None, max(1024, table_bytes // (4 * dim)), dim)
+        for optimizer in optimizers:
+            yield _table_cost(clock, bags, None, optimizer)
+
+
+def sample_dims(dims: Sequence[int]) -> tuple[int, ...]:
+    """The dims at which operations are timed that are not timed at all of them."""
+    return tuple(dims)[:2]
+
+
+def compressed_table_costs(clock: Clock, dims: Sequence[int]) -> Iterator[TableCost]:
+    for method, dim in product(COMPRESSED, sample_dims(dims)):
+        if isinstance(method, MixedDimension) and method.dim >= dim:
+            continue
+        yield _table_cost(clock, _bags(clock, method, COMPRESSED_ROWS, dim), method, "rowwise_adagrad")
+
+
+def _bags(clock: Clock, method: Method | None, rows: int, dim: int) -> EmbeddingBags:
+    """A table to time. A compressed one has one feature, as each feature is looked up separately; a dense one
+    several."""
+    features = {f"f{i}": "t" for i in range(FEATURES if method is None else 1)}
+    return EmbeddingBags.build({"t": rows}, dim, method, features=features, device=clock.device)
+
+
+def _table_cost(clock: Clock, bags: EmbeddingBags, method: Method | None, optimizer: str) -> TableCost:
+    """Cost of one kind of table, fitted to a few batches of different size and repetition."""
+    rows = bags.table("t").num_rows
+    optimizers = Optimizers(bags, OptimizerConfig(name=optimizer, lr=1e-3))  # type: ignore[arg-type]
+    many = 1 << 15 if clock.device.type == "cpu" else 1 << 17
+    many = many if method is None else many // FEATURES
+    points, lookups, updates = [], [], []
+    shapes = (  # lookups, ids, skew
+        (many // 8, rows, 1.05),
+        (many, many // 4, 1.05),  # many small tables
+        (many, rows, 1.05),
+        (many, rows, 0.5),
+        (max(many, min(4 * many, MANY_BYTES // (4 * bags.dim))), many, 1.05),  # more vectors than caches hold
+    )
+    for num_lookups, num_ids, exponent in shapes:
+        drawn = np.random.default_rng(0).random((clock.repeats + 1) * num_lookups)
+        ids = Zipf(min(num_ids, rows), exponent).ranks(drawn).reshape(-1, num_lookups)
+        lookup, update = _time_step(clock, bags, optimizers, ids.astype(np.int32))
+        points.append(
+            (num_lookups, _rows_or_products(ids, None if method is None else chain_of(method, rows, bags.dim)))
+        )
+        lookups.append(lookup)
+        updates.append(update)
+    document = {"method": "dense"} if method is None else method.to_json()
+    return TableCost(document, bags.dim, optimizer, fit(points, lookups), fit(points, updates))
+
+
+def _rows_or_products(ids: Any, chain: Chain | None) -> float:
+    """Distinct ids of a batch, on average; for a tensor train, the products of their chains."""
+    rows = float(np.mean([len(np.unique(batch)) for batch in ids]))
+    if chain is None:
+        return rows
+    return chain.products(float(np.mean([len(np.unique(batch // chain.block)) for batch in ids])), rows)
+
+
+def _time_step(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: Any) -> tuple[float, float]:
+    """Median seconds of the lookup, and of its backward and update, over batches `ids` [repeats, lookups]."""
+    if clock.device.type == "cuda":
+        return _time_captured(clock, bags, optimizers, ids)
+    size = ids.shape[1] // bags.num_features
+    lookups: list[float] = []
+    updates: list[float] = []
+    grad = torch.full((size, bags.num_features, bags.dim), 1e-3, device=clock.device)
+    while clock.wants_repeat(updates):
+        values = torch.from_numpy(ids[len(updates)].reshape(bags.num_features, size)).to(clock.device)
+        clock.evict_caches()
+        clock.synchronize()
+        start = clock.now()
+        vectors = bags(Ids(values, None, bags.num_features))
+        clock.synchronize()
+        lookups.append(clock.now() - start)
+        clock.evict_caches()
+        clock.synchronize()
+        start = clock.now()
+        vectors.backward(grad)
+        optimizers.step()
+        clock.synchronize()
+        updates.append(clock.now() - start)
+    return float(np.median(lookups[1:])), float(np.median(updates[1:]))
+
+
+def _time_captured(clock: Clock, bags: EmbeddingBags, optimizers: Optimizers, ids: Any) -> tuple[float, float]:
+    """The same inside CUDA graphs: the lookup, and the difference of the whole step to it."""
+    size = ids.shape[1] // bags.num_features
+    batches = [torch.from_numpy(batch.reshape(bags.num_features, size)).to(clock.device) for batch in ids]
+    values = batches[0].clone()
+    grad = torch.full((size, bags.num_features, bags.dim), 1e-3, device=clock.device)
+
+    def change() -> None:
+        batches.append(batches.pop(0))
+        values.copy_(batches[0])
+        optimizers.prepare()
+
+    def lookup() -> Tensor:
+        return bags(Ids(values, None, bags.num_features))
+
+    def whole() -> None:
+        lookup().backward(grad)
+        optimizers.apply()
+
+    optimizers.prepare()
+    lookup_seconds = clock.replayed(lookup, change)
+    step_seconds = clock.replayed(whole, change)
+    optimizers.zero_grad()  # a capture that failed may have left gradients
+    return lookup_seconds, max(1e-9, step_seconds - lookup_seconds)
