@@ -157,7 +157,7 @@ class Pipeline:
         return self.tiers.refresh()
 
     def close(self) -> None:
-        """End the threads, after what they have been given; what goes wrong with that was for `synchronize` to raise."""
+        """End the threads after the work they were given; its errors are those that `synchronize` raises."""
         if self._reader is not None:
             self._reader.shutdown()
         self._fetcher.shutdown()
