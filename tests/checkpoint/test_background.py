@@ -1,4 +1,4 @@
-"""Checkpoints written while training goes on: what they hold, one at a time, and what becomes of an error."""
+"""Checkpoints written in the background: their content, one at a time, and errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def fail(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: threading.Event) -> None:
+def test_holds_the_values_at_the_time_of_the_call(tmp_path: Path, gate: threading.Event) -> None:
     buffer = torch.arange(24.0).view(6, 4)
     flags = torch.tensor([True, False, True])
     lazy = LazyTensor(HostRows(torch.ones(3, 2)), flags, 0, 3, {"std": 0.0, "seed": 0})
@@ -56,9 +56,9 @@ def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: thread
         gate.set()
         assert saver.wait() == path == tmp_path / "step-00000001"
         assert saver.wait() is None
-    found, told = checkpoint.load(path)
+    found, loaded_state = checkpoint.load(path)
     before = torch.arange(24.0).view(6, 4)
-    assert told == {"history": [1]}
+    assert loaded_state == {"history": [1]}
     assert torch.equal(found["whole"], before)
     assert torch.equal(found["view"], before[2:4])
     assert torch.equal(found["turned"], before.t())
@@ -66,8 +66,8 @@ def test_holds_what_was_there_when_it_was_asked_for(tmp_path: Path, gate: thread
     assert found["lazy"].tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
-def test_rows_are_made_whole_from_the_copy(tmp_path: Path, gate: threading.Event) -> None:
-    """Of rows that begin with random values, what is copied is what changed; the rest is worked out when written."""
+def test_rows_are_decoded_from_the_copy(tmp_path: Path, gate: threading.Event) -> None:
+    """Of rows with random initial values only the changes are copied; the rest is computed when they are written."""
     beginnings = InitialValues(torch.tensor([0]), torch.tensor([5]), torch.tensor([0.1]))
     far = LazyRows(HostRows(torch.zeros(6, 4)), beginnings)
     lazy = LazyTensor(far, far.touched, 0, 6, {"std": 0.1, "seed": 5})

@@ -252,7 +252,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "other format": (lambda p: edit_manifest(p, lambda m: m.update(format="holdall-data")), "is not a holdall-check"),
     "no shards listed": (lambda p: edit_manifest(p, lambda m: m.pop("shards")), "manifest.json is damaged .*shards"),
     "path traversal": (escape, r"'\.\./x' is not the name of a shard"),
-    "garbage header": (garbage_header, "shard-00001.safetensors is not a sound safetensors file .*restore it"),
+    "garbage header": (garbage_header, "shard-00001.safetensors is not a valid safetensors file .*restore it"),
     "other content": (other_content, "shard-00000.safetensors holds .* not what its manifest says"),
     "rows left out": (lambda p: edit_manifest(p, lambda m: m["tensors"]["table"]["pieces"].pop()), "do not cover it"),
     "rows stored twice": (

@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest checkpoint that is sound, and hot rows that were saved after it."""
+"""Checkpoint that a run resumes from: the newest undamaged one, with hot rows that were saved after it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TestLatestSound:
         for step in (1, 2, 3):
             save(tmp_path, step)
         damage(tmp_path / "step-00000003")
-        with pytest.warns(UserWarning, match=f"step-00000003/{words}.*goes on from step-00000002"):
+        with pytest.warns(UserWarning, match=f"step-00000003/{words}.*resumes from step-00000002"):
             found = checkpoint.latest_sound(tmp_path)
         assert found == tmp_path / "step-00000002"
         into = zeros()
@@ -154,7 +154,7 @@ class TestHotRows:
         save(tmp_path, 10)
         path = checkpoint.save_hot(tmp_path, 12, hot(12, [0, 1]), {}, base=10, shard_bytes=40)
         change_byte(path)
-        with pytest.warns(UserWarning, match=f"hot-00000012/{LAST} has been altered.*passed over"):
+        with pytest.warns(UserWarning, match=f"hot-00000012/{LAST} has been altered.*skipped"):
             assert checkpoint.latest_hot(tmp_path, 10) is None
 
     def test_killed_while_saving_there_is_none(self, tmp_path: Path) -> None:
@@ -191,11 +191,11 @@ class TestHotRows:
         with pytest.raises(CheckpointError, match=r"has rows of '\w+' from 0 to 11, of which there are 11"):
             checkpoint.load_hot_into(path, smaller)
 
-    def test_a_full_one_must_say_how_rows_begin(self, tmp_path: Path) -> None:
+    def test_a_full_one_needs_initial_values(self, tmp_path: Path) -> None:
         save(tmp_path, 10)
         path = checkpoint.save_hot(tmp_path, 12, hot(12, [0]), {}, base=10)
         manifest = json.loads((path / "manifest.json").read_text())
         del manifest["base"]
         (path / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(CheckpointError, match="does not say how rows begin"):
+        with pytest.raises(CheckpointError, match="has no initial values for the rows"):
             checkpoint.load_into(path, zeros())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdall import checkpoint
-from holdall.checkpoint.row_assignment import ROWS_OF_EACH, ROWS_OF_ONE, WHOLE, Offer, deal_offers
+from holdall.checkpoint.row_assignment import ROWS_OF_EACH, ROWS_OF_ONE, WHOLE, TensorInfo, assign_spans
 from tests.distributed import checkpoint_workers as planted
 from tests.distributed.harness import WorkerFailed, run
 
@@ -74,31 +74,34 @@ class TestDealing:
     @settings(derandomize=True, deadline=None, max_examples=50)
     @given(data=st.data(), world=st.integers(1, 5))
     def test_every_row_once_by_one_that_has_it(self, data: st.DataObject, world: int) -> None:
-        offers: list[dict[str, Offer]] = [{} for _ in range(world)]
+        infos: list[dict[str, TensorInfo]] = [{} for _ in range(world)]
         kinds = st.sampled_from([WHOLE, ROWS_OF_ONE, ROWS_OF_EACH])
         for number, kind in enumerate(data.draw(st.lists(kinds, max_size=6))):
             shape = tuple(data.draw(st.lists(st.integers(0, 3_000_000), max_size=1)))
             shape = shape if kind == WHOLE else (10_000_000, 3)
             for rank in data.draw(st.sets(st.integers(0, world - 1), min_size=1)):
                 rows = 0 if kind == WHOLE else data.draw(st.integers(0, 500_000))
-                offers[rank][f"t{number}"] = Offer(kind, "float32", shape, None, rows)
-        stored, _, spans = deal_offers(offers)
+                infos[rank][f"t{number}"] = TensorInfo(kind, "float32", shape, None, rows)
+        stored, _, spans = assign_spans(infos)
         for name, (_, shape) in stored.items():
             base = name.removesuffix(".rows").removesuffix(".values")
             found = sorted((s.start, s.stop, rank) for rank, its in enumerate(spans) for s in its if s.name == name)
             assert found[0][0] == 0
             assert found[-1][1] == (shape[0] if shape else 1)
             assert all(left[1] == right[0] for left, right in pairwise(found))
-            assert all(base in offers[rank] for _, _, rank in found)
+            assert all(base in infos[rank] for _, _, rank in found)
             for rank, its in enumerate(spans):
                 for span in its:
-                    if span.name == name and offers[rank][base].kind == ROWS_OF_EACH:
-                        assert (span.first, span.stop - span.start) == (0, offers[rank][base].num_rows)
+                    if span.name == name and infos[rank][base].kind == ROWS_OF_EACH:
+                        assert (span.first, span.stop - span.start) == (0, infos[rank][base].num_rows)
 
     def test_what_all_have_levels_what_only_some_have(self) -> None:
-        replicated = {"w": Offer(WHOLE, "float32", (4_000_000, 2)), "v": Offer(WHOLE, "float32", (1_000_000,))}
-        offers = [{**replicated}, {**replicated, "mine": Offer(WHOLE, "float32", (3_000_000,))}, {**replicated}]
-        _, _, spans = deal_offers(offers)
+        replicated = {
+            "w": TensorInfo(WHOLE, "float32", (4_000_000, 2)),
+            "v": TensorInfo(WHOLE, "float32", (1_000_000,)),
+        }
+        infos = [{**replicated}, {**replicated, "mine": TensorInfo(WHOLE, "float32", (3_000_000,))}, {**replicated}]
+        _, _, spans = assign_spans(infos)
         loads = [sum((s.stop - s.start) * (8 if s.name == "w" else 4) for s in its) for its in spans]
         assert max(loads) - min(loads) <= 8
         assert sum(loads) == 4 * (8_000_000 + 1_000_000 + 3_000_000)
@@ -161,7 +164,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_each_shard_hashed_once(tmp_path
     assert [told for _, told, _ in found[1:]] == [[], []]
     (warning,) = found[0][1]
     assert "step-00000002/shard-00003.safetensors has been altered" in warning
-    assert "goes on from step-00000001" in warning
+    assert "resumes from step-00000001" in warning
     hashed = [file for _, _, files in found for file in files]
     assert len(hashed) == len(set(hashed))
     assert {file for file in hashed if "00001/" in file} == {

@@ -172,7 +172,7 @@ def _after_shards(step: int, deed: Callable[[], None]) -> None:
     """When this process has written its part."""
     original = saving._write_part
 
-    def write_part(planned: saving.Planned, processes: Any) -> dict[str, Any]:
+    def write_part(planned: saving.SavePlan, processes: Any) -> dict[str, Any]:
         written = original(planned, processes)
         if planned.step == step:
             deed()
@@ -185,7 +185,7 @@ def _before_manifest(step: int, deed: Callable[[], None]) -> None:
     """On rank 0, when all have written theirs."""
     original = saving._manifest
 
-    def manifest(planned: saving.Planned, written: Any) -> dict[str, Any]:
+    def manifest(planned: saving.SavePlan, written: Any) -> dict[str, Any]:
         if planned.step == step:
             deed()
         return original(planned, written)

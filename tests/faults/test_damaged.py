@@ -1,4 +1,4 @@
-"""The newest checkpoint is damaged when the run goes on: the one before is taken, with a warning."""
+"""Resuming with a damaged newest checkpoint: the one before is used, with a warning."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_goes_on_from_the_one_before(
     (said,) = found.said(0)
     assert f"step-00000008/{SHARD}" in said
     assert what in said
-    assert "this run goes on from step-00000004" in said
+    assert "this run resumes from step-00000004" in said
     assert found.said(1) == [""]
     assert found.resumed() == [4]
     same_as_undisturbed(found, WORDS)

@@ -4,12 +4,12 @@ A checkpoint is written under another name: shards, fsync, a manifest with their
 one rename. Killed at any moment, the last complete checkpoint is still there and `latest` finds it. Nothing in it can
 execute code. docs/formats.md describes the files.
 
-Tensors larger than a shard are cut along their first dimension, so that neither saving nor loading holds a second
-copy: at most one shard is copied at a time (tensors on a GPU or not contiguous), none otherwise. A shard is hashed by
-reading it back while the next one is written; loading with `verify` reads and hashes everything once before it copies.
-`benchmarks/checkpoint.py` measures what that costs.
+Tensors larger than a shard are cut along their first dimension, so that neither saving nor loading allocates a second
+copy: at most one shard is copied at a time (tensors on a GPU or not contiguous), none otherwise. A shard is read back
+and hashed while the next one is written; loading with `verify` reads and hashes everything once before it copies.
+`benchmarks/checkpoint.py` measures the cost.
 
-Several processes write their parts at the same time, and what any number of them wrote loads at any other number.
+Several processes write their parts at the same time. A checkpoint of any number of processes loads at any other number.
 """
 
 from holdall.checkpoint.background import BackgroundSaver

@@ -1,4 +1,4 @@
-"""What all processes do at once, and end alike: done on all of them, or an error on all of them."""
+"""Tasks that run on every rank; if one fails, all raise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ Result = TypeVar("Result")
 
 
 def on_all_ranks(processes: Processes, task: Callable[[], Result]) -> Result:
-    """This process's result of a task that every process has.
+    """Run a task on every rank and return this rank's result; if one fails, all raise.
 
-    What a process fails of is raised there in its own words, and as `PeerError` that names it on the others.
+    The rank that failed raises its own error, the others a `PeerError` that names the rank and the error. A collective
+    call.
     """
     if processes.world_size == 1:
         return task()

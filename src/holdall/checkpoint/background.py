@@ -1,8 +1,7 @@
-"""Saving while training goes on: a copy is taken at once, and written by a thread.
+"""Checkpoints saved in the background: training waits for a copy in host memory, and a thread writes it.
 
-What blocks training is the copy, in host memory, of what this process writes; that memory is kept for the next save.
-The processes' threads speak over a group of their own, so that what they say cannot be mixed up with what training
-says at the same time.
+The copy is of the rows that this process writes; its memory is reused by the next save. The threads of the processes
+have a process group of their own, so that their messages cannot be confused with those of training.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.hot_rows import plan_hot
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.protocols import TensorByRows
-from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
+from holdall.checkpoint.saving import SHARD_BYTES, SavePlan, plan_save, write
 from holdall.common.errors import ProcessError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.common.worker_thread import WorkerThread
 from holdall.distributed.processes import PATIENCE, SINGLE_PROCESS, PeerError, Processes
 
-SHARE_OF_MEMORY = 0.25
-"""TensorSlice of the memory that is free which a copy may take; a larger one is not made."""
+MAX_MEMORY_FRACTION = 0.25
+"""Fraction of the free memory that a copy may take; a larger one is not made."""
 
-LAST_SECONDS = 1.0
-"""What a save may still take when another process is lost: it needs all of them, so at most its last words."""
+ABORT_SECONDS = 1.0
+"""Seconds that a save is waited for when another process is lost: it needs all of them, so it can only fail."""
 
 
 class BackgroundSaver:
-    """Writes checkpoints one at a time, each on a thread; every process makes one, and calls it alike.
+    """Writer of checkpoints, one at a time, on a thread. All calls are collective.
 
-    An error of a save is raised by the next call, on all processes. Used as a context, it waits at the end for the last
-    save; `close` must be called otherwise, before the processes part.
+    An error of a save is raised by the next call, on all processes. As a context manager it waits at the end for the
+    last save; otherwise `close` must be called before the process group ends.
     """
 
     def __init__(self, processes: Processes = SINGLE_PROCESS):
@@ -72,11 +71,11 @@ class BackgroundSaver:
     ) -> Path:
         """As `checkpoint.save`, but only the copy has been made when it returns; first waits for the last save.
 
-        Returns the path that the checkpoint will have. Where a copy would take more than a quarter of the memory that
-        is free on some host, the checkpoint is complete when this returns, and a warning says so once. All saves into a
-        folder should go through one saver: a save removes what looks like one that was killed.
+        Returns the path that the checkpoint will have. Where a copy would take more than a quarter of the free memory
+        of some host, the checkpoint is complete when this returns, with a warning the first time. All saves into a
+        folder should go through one saver: a save removes incomplete ones.
         """
-        writers = self._ready()
+        writers = self._wait_for_last()
         planned = plan_save(folder, step, tensors, state, keep=keep, shard_bytes=shard_bytes, processes=writers)
         return self._start(planned, writers)
 
@@ -90,8 +89,8 @@ class BackgroundSaver:
         base: int,
         shard_bytes: int = SHARD_BYTES,
     ) -> Path:
-        """As `checkpoint.save_hot`, in the way of `save`."""
-        writers = self._ready()
+        """As `checkpoint.save_hot`, in the background like `save`."""
+        writers = self._wait_for_last()
         planned = plan_hot(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=writers)
         return self._start(planned, writers)
 
@@ -105,15 +104,15 @@ class BackgroundSaver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether this process is still at a save; others may be done with it."""
+        """Whether this process has not finished a save; others may have."""
         return self._last is not None and not self._last.done()
 
     def close(self) -> None:
-        """Wait for the last save, and let go of the group."""
+        """Wait for the last save, and release its process group and memory."""
         try:
             self.wait()
         finally:
-            self._let_go()
+            self._release()
 
     def __enter__(self) -> BackgroundSaver:
         return self
@@ -126,39 +125,39 @@ class BackgroundSaver:
             return
         if self._last is not None:  # it may wait for a lost process: wait no longer for it than a step does
             is_lost = isinstance(error, ProcessError) and not isinstance(error, PeerError)
-            wait([self._last], LAST_SECONDS if is_lost else self.processes.timeout)
-        self._let_go()
+            wait([self._last], ABORT_SECONDS if is_lost else self.processes.timeout)
+        self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=not self.is_busy)
             self._thread = None
         writers, self._writers = self._writers, None
         if writers is not None and writers is not self.processes and not self.is_busy:
-            writers.groups.clear()  # also for those who still hold `writers`, such as the traceback of an error
+            writers.groups.clear()  # also where `writers` is still referenced, as by the traceback of an error
         self._memory, self._used = torch.empty(0, dtype=torch.uint8), 0
 
-    def _ready(self) -> Processes:
+    def _wait_for_last(self) -> Processes:
         assert self._writers is not None, "closed"
         self.wait()
         return self._writers
 
-    def _start(self, planned: Planned, writers: Processes) -> Path:
+    def _start(self, planned: SavePlan, writers: Processes) -> Path:
         if not self._has_memory(planned.copy_bytes, writers):
             path = write(planned, writers)
             self._last = Future()
             self._last.set_result(path)
             return path
-        copied = on_all_ranks(writers, lambda: planned.copied(self._room(planned.copy_bytes)))
+        copied = on_all_ranks(writers, lambda: planned.copied(self._copy_buffer(planned.copy_bytes)))
         if self._thread is None:
             self._thread = WorkerThread("save")
         self._last = self._thread.submit(write, copied, writers)
         return planned.path
 
-    def _room(self, num_bytes: int) -> Tensor:
-        """[num_bytes] uint8, the same memory from save to save: the system takes its time to hand out new memory.
+    def _copy_buffer(self, num_bytes: int) -> Tensor:
+        """[num_bytes] uint8, the same memory from save to save, because allocating new pages is slow.
 
-        A quarter more is asked for, so that it seldom has to grow; what is not written to takes no memory.
+        It has a quarter more, so that it seldom has to grow; pages that are never written to take no memory.
         """
         if num_bytes > self._memory.numel():
             self._memory = torch.empty(0, dtype=torch.uint8)
@@ -169,19 +168,19 @@ class BackgroundSaver:
 
     def _has_memory(self, num_bytes: int, writers: Processes) -> bool:
         """Whether the copies of all processes fit their hosts; memory that earlier ones used counts as free."""
-        mine = {
+        own = {
             "host": socket.gethostname(),
             "bytes": num_bytes,
             "used": self._used,
             "free": available_memory()["host"],
         }
         hosts: dict[str, list[dict[str, Any]]] = {}
-        for theirs in writers.gather(mine):
+        for theirs in writers.gather(own):
             hosts.setdefault(theirs["host"], []).append(theirs)
         for on_host in hosts.values():
             needed = sum(theirs["bytes"] for theirs in on_host)
             free = min(theirs["free"] for theirs in on_host) + sum(theirs["used"] for theirs in on_host)
-            if needed > SHARE_OF_MEMORY * free:
+            if needed > MAX_MEMORY_FRACTION * free:
                 self._warn(needed, free)
                 return False
         return True
@@ -189,7 +188,7 @@ class BackgroundSaver:
     def _warn(self, needed: int, free: int) -> None:
         if self.processes.rank == 0 and not self._has_warned:
             warnings.warn(
-                f"checkpoints are not written in the background: a copy of what they hold would take "
+                f"checkpoints are not written in the background: a copy of their tensors would take "
                 f"{readable_bytes(needed)} where {readable_bytes(free)} of memory are free, of which it may take a "
                 f"quarter: training waits for each",
                 stacklevel=5,

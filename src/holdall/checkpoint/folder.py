@@ -1,9 +1,9 @@
-"""The folder of a run's checkpoints: which of them are complete, and which may go.
+"""Folder of a run's checkpoints: finding the complete ones and removing old ones.
 
 step-00001000/  step-00002000/       full checkpoints
-hot-00002100/                        hot rows of a later step, to be laid over a full one (see `hot_part`)
-....partial/                         what a save that was killed left, or one that is under way
-....replaced/                        a complete one in the moment before a new one of its step takes its place
+hot-00002100/                        hot rows of a later step, loaded on top of a full one (see `hot_rows`)
+....partial/                         a save in progress, or one that was killed
+....replaced/                        a complete one that is about to be replaced by a new one of its step
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def checkpoint_name(kind: str, step: int) -> str:
 
 
 def latest(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step in `folder`, or None. What a killed save left is not one."""
+    """The complete checkpoint of the highest step in `folder`, or None. A save that was killed is not one."""
     found = complete(Path(folder))
     return found[-1][1] if found else None
 
@@ -42,12 +42,12 @@ def complete(folder: Path, kind: str = STEP) -> list[tuple[int, Path]]:
         if (path / MANIFEST).is_file():
             found.append((int(match.group(1)), match.group(2) is None, path))
         else:
-            warnings.warn(f"{path} has no {MANIFEST} and is passed over: it is damaged, delete it", stacklevel=3)
+            warnings.warn(f"{path} has no {MANIFEST} and is skipped: it is damaged, delete it", stacklevel=3)
     return [(step, path) for step, _, path in sorted(found)]
 
 
-def hot_ones(folder: Path) -> list[tuple[int, int, Path]]:
-    """`(base, step, path)` of every hot part, oldest first; of one that cannot be read the base is -1."""
+def hot_parts(folder: Path) -> list[tuple[int, int, Path]]:
+    """`(base, step, path)` of every hot part, oldest first; the base is -1 if its manifest cannot be read."""
     found = []
     for step, path in complete(folder, HOT):
         try:
@@ -59,7 +59,7 @@ def hot_ones(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def set_aside(path: Path) -> None:
-    """Free the name of an earlier checkpoint of this step without there being a moment at which none is complete."""
+    """Rename an earlier checkpoint of this step, so that at every moment one of them is complete."""
     if path.exists():
         aside = path.with_name(path.name + REPLACED)
         shutil.rmtree(aside, ignore_errors=True)
@@ -67,27 +67,27 @@ def set_aside(path: Path) -> None:
 
 
 def prune(folder: Path, newest: Path, step: int, keep: int) -> None:
-    """After `newest` was written: leave `keep` full checkpoints, and of hot parts the newest of each.
+    """Remove all but `keep` full checkpoints after `newest` was written, with the hot parts of those removed.
 
-    Checkpoints of later steps go first: they are damaged, else the run would have gone on from them. Hot parts go with
-    their base, and so do those of steps that are still to come.
+    Checkpoints of later steps are removed first: they are damaged, else the run would have resumed from them. Hot parts
+    of later steps are removed too.
     """
     others = [(number, path) for number, path in complete(folder) if path != newest]
     replaced = [path for number, path in others if number == step]
     rest = sorted((number < step, number, path) for number, path in others if number != step)
-    doomed = rest[: max(0, len(rest) - (keep - 1))]
-    for path in replaced + [path for _, _, path in doomed]:
+    removed = rest[: max(0, len(rest) - (keep - 1))]
+    for path in replaced + [path for _, _, path in removed]:
         _remove(path)
-    kept = {number for _, number, _ in rest[len(doomed) :] if number < step}
-    for base, hot_step, path in hot_ones(folder):
+    kept = {number for _, number, _ in rest[len(removed) :] if number < step}
+    for base, hot_step, path in hot_parts(folder):
         if base not in kept or hot_step > step:
             _remove(path)
 
 
 def prune_hot(folder: Path, newest: Path, base: int) -> None:
-    """After the hot part `newest` was written: remove the others of its base, and those whose base has gone."""
+    """Remove other hot parts of the same base after `newest` was written, and those whose base was removed."""
     bases = {step for step, _ in complete(folder)}
-    for other, _, path in hot_ones(folder):
+    for other, _, path in hot_parts(folder):
         if path != newest and (other == base or other not in bases):
             _remove(path)
 
@@ -98,7 +98,7 @@ def remove_unfinished(folder: Path, kind: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    doomed = path.with_name(path.name + PARTIAL)  # so that a kill halfway leaves nothing that looks complete
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.rename(path, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    partial = path.with_name(path.name + PARTIAL)  # a kill halfway leaves nothing that looks complete
+    shutil.rmtree(partial, ignore_errors=True)
+    os.rename(path, partial)
+    shutil.rmtree(partial, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Hot rows, saved more often than the rest: `FOLDER/hot-<step>`, to be laid over the full checkpoint before it.
+"""Checkpoints of hot rows, saved more often than full ones: `FOLDER/hot-<step>`, loaded on top of a full checkpoint.
 
-Hot rows take most of the updates and a small part of the bytes. A hot part holds them and the dense part of the model
-as they are at its step, and names the full checkpoint, its base, that has the other rows. Restored, a run goes on at
-the step of the hot part; what it loses are the updates of rows outside the hot part since the base.
+Hot rows get most of the updates and are few of the bytes. A hot part holds them and the dense part of the model at its
+step, and names the full checkpoint, its base, that has the other rows. A restored run resumes at the step of the
+hot part; it loses the updates of the other rows since the base.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from holdall.checkpoint.all_ranks import on_all_ranks
-from holdall.checkpoint.folder import complete, hot_ones
+from holdall.checkpoint.folder import complete, hot_parts
 from holdall.checkpoint.loading import copy_shards, find_damage, read, shape_differences, verify_shards
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.protocols import TensorByRows
-from holdall.checkpoint.saving import SHARD_BYTES, Planned, plan_save, write
+from holdall.checkpoint.saving import SHARD_BYTES, SavePlan, plan_save, write
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
 
@@ -36,9 +36,8 @@ def save_hot(
 ) -> Path:
     """Write `folder/hot-<step>` and return its path; then remove other hot parts of the same base.
 
-    `tensors` holds a `HotPart` for each tensor of which some rows are saved, and whole tensors as `save` takes them;
-    what is left out keeps the value it has in the checkpoint of step `base`, which must be complete. Every process
-    calls it.
+    `tensors` has a `HotPart` for each tensor of which some rows are saved, and whole tensors as in `save`. Everything
+    else keeps its value in the checkpoint of step `base`, which must be complete. A collective call.
     """
     planned = plan_hot(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=processes)
     return write(planned, processes)
@@ -53,8 +52,8 @@ def plan_hot(
     base: int,
     shard_bytes: int = SHARD_BYTES,
     processes: Processes = SINGLE_PROCESS,
-) -> Planned:
-    """Agree on who writes what, before anything is written."""
+) -> SavePlan:
+    """Agree with the other processes on a save of hot rows, before anything is written. A collective call."""
     if base > step:
         raise ConfigError(f"the hot rows of step {step} cannot complete the checkpoint of step {base}, a later one")
 
@@ -72,18 +71,18 @@ def plan_hot(
 def latest_hot(folder: Path, base: int, processes: Processes = SINGLE_PROCESS) -> Path | None:
     """The newest hot part in `folder` that completes the checkpoint of step `base` and is not damaged, or None.
 
-    One that is damaged is passed over with a warning (from rank 0). As `latest_sound` does, this hashes every shard.
+    Damaged ones are skipped with a warning (from rank 0). Every shard is hashed, as in `latest_sound`.
     """
     folder = Path(folder)
     names = processes.first(
-        lambda: [path.name for its_base, _, path in reversed(hot_ones(folder)) if its_base in (base, -1)]
+        lambda: [path.name for its_base, _, path in reversed(hot_parts(folder)) if its_base in (base, -1)]
     )
     for name in names:
         damage = find_damage(folder / name, processes)
         if damage is None:
             return folder / name
         if processes.rank == 0:
-            warnings.warn(f"{damage}; its hot rows are passed over", stacklevel=2)
+            warnings.warn(f"{damage}; its hot rows are skipped", stacklevel=2)
     return None
 
 
@@ -95,19 +94,19 @@ def load_hot_into(
     verify: bool = True,
     processes: Processes = SINGLE_PROCESS,
 ) -> dict[str, Any]:
-    """Lay a hot part over `tensors`, into which its base was loaded, and return its state.
+    """Load a hot part into `tensors`, into which its base was loaded before, and return its state.
 
-    Rows that are not in it stay as they are; those that are, of a lazy tensor, become touched. Every process calls it.
+    Rows that are not in it stay unchanged. Rows of a lazy tensor that are in it become touched. A collective call.
     """
     part = on_all_ranks(processes, lambda: read(path))
     if part.base is None:
         raise CheckpointError(f"{path} is a full checkpoint, not one of hot rows: load it with load_into")
-    shown = {name: tensor for name, tensor in part.shown.items() if name.startswith(prefix)}
+    logical = {name: tensor for name, tensor in part.logical.items() if name.startswith(prefix)}
     known = set().union(*processes.gather(sorted(tensors)))
 
     def refuse_mismatch() -> None:
-        differences = [f"'{name}' is in the checkpoint only" for name in shown if name not in known]
-        differences += shape_differences(shown, tensors)
+        differences = [f"'{name}' is in the checkpoint only" for name in logical if name not in known]
+        differences += shape_differences(logical, tensors)
         if differences:
             raise CheckpointError(
                 f"{path} is of another schema or model: {'; '.join(sorted(differences)[:3])}: use the data set, model "
@@ -117,5 +116,5 @@ def load_hot_into(
     on_all_ranks(processes, refuse_mismatch)
     wanted = [tensor for name, tensor in part.tensors.items() if name.startswith(prefix)]
     verify_shards(part, wanted, hashes=verify, processes=processes)
-    on_all_ranks(processes, lambda: copy_shards(part, {name: tensors[name] for name in shown if name in tensors}))
+    on_all_ranks(processes, lambda: copy_shards(part, {name: tensors[name] for name in logical if name in tensors}))
     return part.state

@@ -1,7 +1,7 @@
-"""Loading a checkpoint, by any number of processes, into any kind of tensors; and finding one that is sound.
+"""Loading of a checkpoint, by any number of processes, into any kind of tensors, and search for an undamaged one.
 
-Whatever wrote it, every process reads what it has use for. Hashes are compared once over all processes: shards are
-dealt to them by size. An error on one process is one on all of them, before anything is copied where that can be seen.
+Every process reads the shards it needs, whatever number of processes wrote them. Each hash is compared by one process:
+shards are assigned by size. If one process fails, all raise; before anything is copied, where damage can be detected.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from holdall.checkpoint.manifest import (
     Piece,
     Shard,
     StoredTensor,
-    cure,
     read_manifest,
+    restore_advice,
 )
-from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, put_rows, start_anew
+from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, reset_targets, write_rows
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.errors import CheckpointError
 from holdall.common.files import sha256
@@ -56,8 +56,8 @@ def load(path: Path, *, prefix: str = "", verify: bool = True) -> tuple[dict[str
     """
     checkpoint = read(path)
     tensors = {
-        name: _allocate(checkpoint.path, name, shown.dtype, shown.shape)
-        for name, shown in checkpoint.shown.items()
+        name: _allocate(checkpoint.path, name, logical.dtype, logical.shape)
+        for name, logical in checkpoint.logical.items()
         if name.startswith(prefix)
     }
     return tensors, load_into(path, tensors, prefix=prefix, verify=verify)
@@ -77,8 +77,8 @@ def load_into(
     otherwise, nor when a shard is damaged. Shards are memory-mapped: no second copy of the state is made. What was
     saved of a lazy tensor loads into an ordinary one, and the other way round.
 
-    Every process calls it, with the tensors it has: what some process has none need miss. One whose rows are spread
-    over processes is given every row.
+    A collective call. Every process passes the tensors it has; each tensor of the checkpoint must be on some process.
+    A sharded tensor is given every row, and takes its own.
     """
     checkpoint = on_all_ranks(processes, lambda: read(path))
     if checkpoint.base is not None:
@@ -86,15 +86,15 @@ def load_into(
             f"{path} holds the hot rows of a step after {checkpoint.base} only: load the checkpoint of that step, then "
             f"this one over it (load_hot_into)"
         )
-    shown = {name: tensor for name, tensor in checkpoint.shown.items() if name.startswith(prefix)}
-    elsewhere = set().union(*processes.gather(sorted(tensors)))
-    on_all_ranks(processes, lambda: _refuse_mismatch(checkpoint.path, shown, tensors, elsewhere))
+    logical = {name: tensor for name, tensor in checkpoint.logical.items() if name.startswith(prefix)}
+    anywhere = set().union(*processes.gather(sorted(tensors)))
+    on_all_ranks(processes, lambda: _refuse_mismatch(checkpoint.path, logical, tensors, anywhere))
     wanted = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
     verify_shards(checkpoint, wanted.values(), hashes=verify, processes=processes)
 
     def copy() -> None:
         lazy = {name: entry for name, entry in checkpoint.lazy.items() if name in tensors}
-        start_anew(tensors, lazy, str(checkpoint.path))
+        reset_targets(tensors, lazy, str(checkpoint.path))
         copy_shards(checkpoint, tensors)
 
     on_all_ranks(processes, copy)
@@ -104,8 +104,8 @@ def load_into(
 def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | None:
     """The newest complete checkpoint in `folder` that is not damaged, or None when there is none at all.
 
-    Damaged ones are passed over with a warning (from rank 0) that names the file and what is wrong with it. Every shard
-    is read and hashed, once over all processes, so that `load_into` can be told not to do it again.
+    Damaged ones are skipped with a warning (from rank 0) that names the file and the damage. Every shard is read and
+    hashed, each by one process, so `load_into` need not verify it again.
     """
     folder = Path(folder)
     names = processes.first(lambda: [path.name for _, path in reversed(complete(folder))])
@@ -113,8 +113,8 @@ def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | 
     for name in names:
         damage = find_damage(folder / name, processes)
         if damage is None:
-            for told in damages if processes.rank == 0 else []:
-                warnings.warn(f"{told}; this run goes on from {name}", stacklevel=2)
+            for skipped in damages if processes.rank == 0 else []:
+                warnings.warn(f"{skipped}; this run resumes from {name}", stacklevel=2)
             return folder / name
         damages.append(damage)
     if damages:
@@ -123,15 +123,15 @@ def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | 
 
 
 def find_damage(path: Path, processes: Processes = SINGLE_PROCESS) -> str | None:
-    """What is wrong with a checkpoint, in the words of the first process to see it; None when it is sound."""
+    """Error message of the lowest rank that finds a checkpoint damaged; None when it is not."""
     found = None
     try:
         checkpoint = read(path)
-        mine = _share(checkpoint, list(checkpoint.shards), processes)
-        _verify(checkpoint, list(checkpoint.shards), mine)
+        own = _assigned_shards(checkpoint, list(checkpoint.shards), processes)
+        _verify(checkpoint, list(checkpoint.shards), own)
     except CheckpointError as error:
         found = str(error)
-    return next((words for words in processes.gather(found) if words is not None), None)
+    return next((message for message in processes.gather(found) if message is not None), None)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
@@ -142,20 +142,20 @@ def verify_shards(
 ) -> None:
     """Compare the shards that hold `tensors` with the manifest: sizes on every process, hashes on one of them."""
     needed = sorted({piece.shard for tensor in tensors for piece in tensor.pieces})
-    mine = _share(checkpoint, needed, processes) if hashes else []
-    on_all_ranks(processes, lambda: _verify(checkpoint, needed, mine))
+    own = _assigned_shards(checkpoint, needed, processes) if hashes else []
+    on_all_ranks(processes, lambda: _verify(checkpoint, needed, own))
 
 
-def _share(checkpoint: Checkpoint, shards: list[str], processes: Processes) -> list[str]:
-    """The shards that this process hashes: the largest first, each goes to the process with the least so far."""
+def _assigned_shards(checkpoint: Checkpoint, shards: list[str], processes: Processes) -> list[str]:
+    """Shards that this process hashes: largest first, each assigned to the process with the fewest bytes so far."""
     loads = [0] * processes.world_size
-    mine = []
+    own = []
     for name in sorted(shards, key=lambda name: (-checkpoint.shards[name].bytes, name)):
         rank = loads.index(min(loads))
         loads[rank] += checkpoint.shards[name].bytes
         if rank == processes.rank:
-            mine.append(name)
-    return sorted(mine)
+            own.append(name)
+    return sorted(own)
 
 
 def _verify(checkpoint: Checkpoint, sizes: Iterable[str], hashes: Iterable[str]) -> None:
@@ -172,16 +172,16 @@ def _verify_shard(checkpoint: Checkpoint, shard: Shard, *, hashes: bool) -> None
         size = file.stat().st_size
         if size != shard.bytes:
             raise CheckpointError(
-                f"{file} has {size} bytes where its manifest says {shard.bytes}: {cure(checkpoint.path)}"
+                f"{file} has {size} bytes where its manifest says {shard.bytes}: {restore_advice(checkpoint.path)}"
             )
         if hashes and sha256(file) != shard.sha256:
             raise CheckpointError(
-                f"{file} has been altered since it was written (its SHA-256 differs): {cure(checkpoint.path)}"
+                f"{file} has been altered since it was written (its SHA-256 differs): {restore_advice(checkpoint.path)}"
             )
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing: {cure(checkpoint.path)}") from None
+        raise CheckpointError(f"{file} is missing: {restore_advice(checkpoint.path)}") from None
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read ({error}): {cure(checkpoint.path)}") from error
+        raise CheckpointError(f"{file} cannot be read ({error}): {restore_advice(checkpoint.path)}") from error
 
 
 def _refuse_mismatch(
@@ -190,15 +190,15 @@ def _refuse_mismatch(
     tensors: Mapping[str, Tensor | TensorByRows],
     anywhere: Iterable[str],
 ) -> None:
-    """Refuse tensors that the checkpoint has not, has otherwise, or alone has; `anywhere` are those of any process."""
+    """Raise unless names, shapes and types of both sides agree; `anywhere` are the names on any process."""
     known = set(anywhere)
     differences = [f"'{name}' is missing from the checkpoint" for name in tensors if name not in stored]
     differences += [f"'{name}' is in the checkpoint only" for name in stored if name not in known]
     differences += shape_differences(stored, tensors)
     if differences:
-        shown = "; ".join(sorted(differences)[:3]) + ("; ..." if len(differences) > 3 else "")
+        listed = "; ".join(sorted(differences)[:3]) + ("; ..." if len(differences) > 3 else "")
         raise CheckpointError(
-            f"{path} is of another schema or model, {len(differences)} tensors differ: {shown}: "
+            f"{path} is of another schema or model, {len(differences)} tensors differ: {listed}: "
             f"use the data set, model and optimizer it was trained with"
         )
 
@@ -206,7 +206,7 @@ def _refuse_mismatch(
 def shape_differences(
     stored: Mapping[str, StoredTensor | LazyEntry], tensors: Mapping[str, Tensor | TensorByRows]
 ) -> list[str]:
-    """Tensors of both that differ in shape or type, in words."""
+    """Messages on the tensors of both sides that differ in shape or type."""
     differences = []
     for name in stored.keys() & tensors.keys():
         there, here = stored[name], tensors[name]
@@ -223,15 +223,15 @@ def shape_differences(
 def _allocate(path: Path, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
     try:
         return torch.empty(shape, dtype=DTYPES[dtype])
-    except (RuntimeError, TypeError) as error:  # torch's own words for out of memory, and for sizes past 2^63
+    except (RuntimeError, TypeError) as error:  # torch's errors for out of memory, and for sizes past 2^63
         needed = math.prod(shape) * DTYPES[dtype].itemsize
         raise CheckpointError(f"{path}: no memory for '{name}', which needs {needed} bytes") from error
 
 
 def copy_shards(checkpoint: Checkpoint, tensors: Mapping[str, Tensor | TensorByRows]) -> None:
-    """Copy what the checkpoint has of `tensors` to its place in them, shard after shard."""
+    """Copy the stored values of `tensors` into them, shard after shard."""
     by_shard: dict[str, list[tuple[str, Piece]]] = {}
-    for name, entry in checkpoint.shown.items():
+    for name, entry in checkpoint.logical.items():
         if name in tensors:
             stored = name if isinstance(entry, StoredTensor) else name + VALUES
             for piece in checkpoint.tensors[stored].pieces:
@@ -249,36 +249,41 @@ def _opened(checkpoint: Checkpoint, shard: str) -> Iterator[Any]:
         with safe_open(file, framework="pt") as content:
             yield content
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not a sound safetensors file ({error}): {cure(checkpoint.path)}") from error
+        raise CheckpointError(
+            f"{file} is not a valid safetensors file ({error}): {restore_advice(checkpoint.path)}"
+        ) from error
 
 
 def _copy_piece(checkpoint: Checkpoint, content: Any, name: str, piece: Piece, target: Tensor | TensorByRows) -> None:
     if name in checkpoint.lazy:
         source = _read_piece(checkpoint, content, name + VALUES, piece)
-        put_rows(target, _row_numbers(checkpoint, name, piece.start, piece.stop), source)
+        write_rows(target, _row_numbers(checkpoint, name, piece.start, piece.stop), source)
         return
     source = _read_piece(checkpoint, content, name, piece)
     if isinstance(target, Tensor):
         target = target.detach()
         (target[piece.start : piece.stop] if target.dim() else target).copy_(source)
     else:
-        put_rows(target, torch.arange(piece.start, piece.stop), source)
+        write_rows(target, torch.arange(piece.start, piece.stop), source)
 
 
 def _read_piece(checkpoint: Checkpoint, content: Any, name: str, piece: Piece) -> Tensor:
-    """A piece as it lies in its shard, which is mapped into memory; refused unless it is what the manifest says."""
+    """A piece, memory-mapped from its shard; raises unless its shape and type are those of the manifest."""
     stored, source = checkpoint.tensors[name], content.get_tensor(name)
     shape = (piece.stop - piece.start, *stored.shape[1:]) if stored.shape else ()
     if tuple(source.shape) != shape or source.dtype != DTYPES[stored.dtype]:
         raise CheckpointError(
             f"{checkpoint.path / piece.shard} holds '{name}' as {source.dtype} {list(source.shape)}, not what its "
-            f"manifest says: {cure(checkpoint.path)}"
+            f"manifest says: {restore_advice(checkpoint.path)}"
         )
     return source
 
 
 def _row_numbers(checkpoint: Checkpoint, name: str, start: int, stop: int) -> Tensor:
-    """[stop - start] int64: entries `start` to `stop` of the row numbers of a lazy tensor, whose pieces are its own."""
+    """[stop - start] int64: entries `start` to `stop` of the row numbers of a lazy tensor.
+
+    Row numbers are cut into other pieces than values.
+    """
     found = []
     for piece in checkpoint.tensors[name + ROWS].pieces:
         if piece.start < stop and start < piece.stop:
@@ -289,6 +294,6 @@ def _row_numbers(checkpoint: Checkpoint, name: str, start: int, stop: int) -> Te
     if rows.numel() and (int(rows.min()) < 0 or int(rows.max()) >= checkpoint.lazy[name].shape[0]):
         raise CheckpointError(
             f"{checkpoint.path} has rows of '{name}' from {int(rows.min())} to {int(rows.max())}, of which there are "
-            f"{checkpoint.lazy[name].shape[0]}: {cure(checkpoint.path)}"
+            f"{checkpoint.lazy[name].shape[0]}: {restore_advice(checkpoint.path)}"
         )
     return rows

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: `manifest.json`, read and checked before anything else of it is looked at."""
+"""Manifest of a checkpoint, `manifest.json`: read and checked before any other file of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, helpers
+from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, stored_names
 from holdall.common.errors import CheckpointError
 from holdall.common.files import read_json
 
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of the checkpoint; its pieces follow one another and cover it."""
+    """Stored tensor; its pieces follow one another and cover it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -58,27 +58,27 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose manifest has been read and found sound; its shards have not been looked at."""
+    """Checkpoint whose manifest has been read and checked; its shards have not."""
 
     path: Path
     step: int
     manifest: dict[str, Any]
     shards: dict[str, Shard]
     tensors: dict[str, StoredTensor]
-    """As they lie in the shards."""
+    """As stored in the shards."""
     lazy: dict[str, LazyEntry]
-    """Tensors of which only some rows are there (see `saved_rows`)."""
+    """Tensors of which only some rows are stored (see `partial_tensors`)."""
     base: int | None = None
-    """Step of the checkpoint that this one completes; None when it stands alone (see `hot_part`)."""
+    """Step of the full checkpoint that this one of hot rows completes; None for a full one (see `hot_rows`)."""
 
     @property
     def state(self) -> dict[str, Any]:
         return self.manifest["state"]
 
     @property
-    def shown(self) -> dict[str, StoredTensor | LazyEntry]:
-        """The tensors as they were given to `save`."""
-        hidden = helpers(self.lazy)
+    def logical(self) -> dict[str, StoredTensor | LazyEntry]:
+        """The tensors as they were passed to `save`."""
+        hidden = stored_names(self.lazy)
         plain = {name: tensor for name, tensor in self.tensors.items() if name not in hidden}
         return {**plain, **self.lazy}
 
@@ -116,14 +116,14 @@ def read_manifest(path: Path) -> Checkpoint:
         _check(checkpoint)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
-            f"{path / MANIFEST} is damaged ({type(error).__name__}: {error}): {cure(path)}"
+            f"{path / MANIFEST} is damaged ({type(error).__name__}: {error}): {restore_advice(path)}"
         ) from error
     return checkpoint
 
 
-def cure(path: Path) -> str:
-    """What to do about a damaged checkpoint."""
-    return f"restore it from a copy, or delete {path} to go on from the checkpoint before it"
+def restore_advice(path: Path) -> str:
+    """Advice on a damaged checkpoint, for error messages."""
+    return f"restore it from a copy, or delete {path} to resume from the checkpoint before it"
 
 
 def _stored_tensor(entry: dict[str, Any]) -> StoredTensor:
@@ -136,7 +136,7 @@ def _lazy_entry(entry: dict[str, Any], base: int | None) -> LazyEntry:
     if initial is not None:
         initial = {"std": float(initial["std"]), "seed": int(initial["seed"])}
     elif base is None:
-        raise ValueError("it does not say how rows begin that are not there")
+        raise ValueError("it has no initial values for the rows that are not stored")
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"a lazy tensor has the unknown type {entry['dtype']!r}")
     return LazyEntry(entry["dtype"], tuple(int(size) for size in entry["shape"]), initial)
@@ -149,7 +149,7 @@ def _check(checkpoint: Checkpoint) -> None:
     if checkpoint.base is not None and not isinstance(checkpoint.base, int):
         raise ValueError("the base is not a step")
     for shard in checkpoint.shards.values():
-        if not _SHARD_NAME.fullmatch(shard.file):  # above all: no way out of the folder
+        if not _SHARD_NAME.fullmatch(shard.file):  # also keeps paths inside the folder
             raise ValueError(f"{shard.file!r} is not the name of a shard")
         if not isinstance(shard.bytes, int) or not isinstance(shard.sha256, str):
             raise ValueError(f"{shard.file} has no size or hash")
@@ -163,9 +163,9 @@ def _check(checkpoint: Checkpoint) -> None:
 
 
 def _check_lazy(name: str, entry: LazyEntry, tensors: dict[str, StoredTensor]) -> None:
-    for helper in helpers([name]):
-        if helper not in tensors:
-            raise ValueError(f"{helper!r} is missing")
+    for stored_name in stored_names([name]):
+        if stored_name not in tensors:
+            raise ValueError(f"{stored_name!r} is missing")
     rows, values = tensors[name + ROWS], tensors[name + VALUES]
     if rows.dtype != "int64" or len(rows.shape) != 1:
         raise ValueError(f"{name + ROWS!r} are not row numbers")

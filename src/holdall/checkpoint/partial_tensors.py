@@ -1,7 +1,8 @@
-"""Tensors of a checkpoint of which only some rows are saved, and the way back into any kind of tensor.
+"""Tensors of which a checkpoint saves some rows only, and loading of those rows into any kind of tensor.
 
 Of a lazy tensor `X` the touched rows are saved, of a `HotPart` the named ones: as two ordinary tensors, `X.rows` [T]
-and `X.values` [T, ...], and an entry in the manifest that says what `X` is and how its other rows begin.
+and `X.values` [T, ...], and an entry in the manifest with the type and shape of `X` and the initial values of its other
+rows.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from holdall.tables.initial_rows import fill_with_initial_rows
 
 ROWS, VALUES = ".rows", ".values"
 CHUNK_BYTES = 64 << 20
-"""Rows are put into their target so many bytes at a time: it may need several copies of them."""
+"""Bytes of rows that are written into a target at a time: it may need several copies of them."""
 
 
 @dataclass(frozen=True)
 class LazyEntry:
-    """What the manifest says of a tensor of which only some rows are saved."""
+    """Manifest entry of a tensor of which only some rows are saved."""
 
     dtype: str
     shape: tuple[int, ...]
     initial: dict[str, Any] | None
-    """How the others begin; None when they are those of another checkpoint."""
+    """Initial values of the other rows; None when those rows are in another checkpoint."""
 
 
 @dataclass(frozen=True)
 class HotPart:
-    """The named rows of a tensor: what a checkpoint of hot rows holds of it. The rows are distinct, in any order."""
+    """Rows of a tensor that a checkpoint of hot rows holds. They are distinct, in any order."""
 
     tensor: Tensor | TensorByRows
     rows: Tensor
@@ -42,12 +43,12 @@ class HotPart:
 
 
 Saved = Tensor | TensorByRows | HotPart
-"""What a checkpoint can be asked to save; of the first two kinds, also what it can be loaded into."""
+"""Kinds of tensors that a checkpoint can save; it can be loaded into the first two."""
 
 
 @dataclass(frozen=True)
-class RowsOf:
-    """The values of some rows, read a piece at a time when they are written: what a shard needs of a tensor."""
+class SelectedRows:
+    """Values of some rows of a tensor, read a piece at a time when a shard is written."""
 
     tensor: Tensor | TensorByRows
     rows: Tensor
@@ -67,8 +68,8 @@ class RowsOf:
             return self.tensor.detach().index_select(0, rows.to(self.tensor.device)).cpu()
         return self.tensor.read(rows)
 
-    def copied(self, start: int, stop: int, room: Tensor, chunk: int) -> Tensor | RowsOf:
-        """Values `start` to `stop`, with a copy in `room` [stop - start, ...] of all that changes of them."""
+    def copied(self, start: int, stop: int, buffer: Tensor, chunk: int) -> Tensor | SelectedRows:
+        """Values `start` to `stop`, with everything that training changes copied to `buffer` [stop - start, ...]."""
         # A chunk at a time: reading allocates, and small blocks are reused from chunk to chunk.
         for first in range(start, stop, chunk):
             last = min(first + chunk, stop)
@@ -77,12 +78,12 @@ class RowsOf:
                 if isinstance(self.tensor, Tensor)
                 else self.tensor.read_raw(self.rows[first:last])
             )
-            room[first - start : last - start].copy_(values)
-        return room if isinstance(self.tensor, Tensor) else CopiedRows(self.tensor, self.rows[start:stop], room)
+            buffer[first - start : last - start].copy_(values)
+        return buffer if isinstance(self.tensor, Tensor) else CopiedRows(self.tensor, self.rows[start:stop], buffer)
 
 
 @dataclass(frozen=True)
-class CopiedRows(RowsOf):
+class CopiedRows(SelectedRows):
     """Rows that were copied raw; they are decoded when they are written."""
 
     tensor: TensorByRows
@@ -92,24 +93,24 @@ class CopiedRows(RowsOf):
         return self.tensor.decode_(self.rows[start:stop], self.raw[start:stop].clone())
 
 
-def helpers(entries: Iterable[str]) -> set[str]:
-    """Names of the tensors that are saved in the place of lazy ones."""
+def stored_names(entries: Iterable[str]) -> set[str]:
+    """Names of the tensors that are stored in the place of lazy ones."""
     return {name + suffix for name in entries for suffix in (ROWS, VALUES)}
 
 
-def start_anew(targets: Mapping[str, Tensor | TensorByRows], entries: Mapping[str, LazyEntry], where: str) -> None:
-    """Before rows are copied into them: let lazy targets begin as saved ones do, and ordinary ones like them."""
+def reset_targets(targets: Mapping[str, Tensor | TensorByRows], entries: Mapping[str, LazyEntry], where: str) -> None:
+    """Set targets to the initial values of the saved tensors, before rows are copied into them."""
     lazy = {name: target for name, target in targets.items() if not isinstance(target, Tensor)}
     for name, target in lazy.items():
         entry = entries.get(name)
         if entry is not None and entry.initial != target.initial:
             raise CheckpointError(
-                f"{where}: the rows of '{name}' that were never touched begin with {entry.initial} there and with "
+                f"{where}: the untouched rows of '{name}' have initial values {entry.initial} there and "
                 f"{target.initial} here: train with the same --seed, model and data"
             )
     for target in lazy.values():
         target.reset()
-    for target in lazy.values():  # after all of them: weights and optimizer state share it
+    for target in lazy.values():  # after all of them were reset: weights and optimizer state share the marks
         target.clear_touched()
     for name, entry in entries.items():
         if name in targets and name not in lazy:
@@ -128,8 +129,8 @@ def _fill_initial(tensor: Tensor, initial: Mapping[str, Any]) -> None:
         fill_with_initial_rows(tensor, initial["seed"], initial["std"])
 
 
-def put_rows(target: Tensor | TensorByRows, rows: Tensor, values: Tensor) -> None:
-    """Set rows of a target of either kind, a chunk at a time; one that is spread over processes takes its own."""
+def write_rows(target: Tensor | TensorByRows, rows: Tensor, values: Tensor) -> None:
+    """Write rows into a target of either kind, a chunk at a time; a sharded one ignores the rows of other processes."""
     row_bytes = max(1, values.nbytes // max(1, rows.numel()))
     per_chunk = max(1, CHUNK_BYTES // row_bytes)
     for start in range(0, rows.numel(), per_chunk):

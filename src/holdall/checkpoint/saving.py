@@ -1,8 +1,8 @@
-"""Saving a checkpoint, by one process or by many at once.
+"""Saving of a checkpoint, by one process or several.
 
-Rank 0 makes the folder, under the name of one that is not complete. Every process writes its part to shards of its own,
-forces them to disk and hashes them as they read back. Rank 0 sees that all of them are there, writes the manifest, and
-gives the folder its name. If any process fails, all raise, and what was written is removed.
+Rank 0 makes the folder, under the name of an incomplete one. Every process writes its slices to shards of its own,
+forces them to disk, reads them back and hashes them. Rank 0 checks that all shards are there, writes the manifest and
+renames the folder. If any process fails, all raise, and everything written is removed.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ from holdall.checkpoint.folder import (
 from holdall.checkpoint.manifest import MANIFEST, Piece, Shard, StoredTensor, document
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.protocols import TensorByRows
-from holdall.checkpoint.row_assignment import RowAssignment, TensorSlice, deal
+from holdall.checkpoint.row_assignment import RowAssignment, TensorSlice, assign_rows
 from holdall.common.errors import CheckpointError, ConfigError, HoldallError
 from holdall.common.files import PARTIAL, atomic_folder, fsync_file, sha256, write_json
 from holdall.distributed.processes import SINGLE_PROCESS, PeerError, Processes
 
 SHARD_BYTES = 1 << 30
 SHARED_SECONDS = 5.0
-"""How long what one process wrote may take to be seen by another: network file systems remember what was not there."""
+"""Seconds until a file that one process wrote must be visible to the others: network file systems cache absence."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A save that the processes have agreed on: this one's part of it, and what rank 0 does in the end."""
+class SavePlan:
+    """Save that the processes have agreed on: the slices of this one, and what rank 0 needs to complete it."""
 
     path: Path
     step: int
-    deal: RowAssignment
+    assignment: RowAssignment
     state: dict[str, Any]
     shard_bytes: int
     keep: int = 1
     base: int | None = None
     """Step of the full checkpoint that this one of hot rows completes."""
 
-    def copied(self, room: Tensor) -> Planned:
-        """The same save of a copy of what this process writes, in `room`: [copy_bytes] uint8 on the host."""
-        parts, start = [], 0
-        for part in self.deal.parts:
-            parts.append(part.copied(room[start : start + part.num_bytes]))
+    def copied(self, buffer: Tensor) -> SavePlan:
+        """The same save with this process's slices copied to `buffer`: [copy_bytes] uint8 on the host."""
+        slices, start = [], 0
+        for part in self.assignment.slices:
+            slices.append(part.copied(buffer[start : start + part.num_bytes]))
             start += _aligned(part.num_bytes)
-        return replace(self, deal=replace(self.deal, parts=parts))
+        return replace(self, assignment=replace(self.assignment, slices=slices))
 
     @property
     def copy_bytes(self) -> int:
-        return sum(_aligned(part.num_bytes) for part in self.deal.parts)
+        return sum(_aligned(part.num_bytes) for part in self.assignment.slices)
 
 
 def save(
@@ -83,9 +83,9 @@ def save(
 ) -> Path:
     """Write `folder/step-<step>` and return its path; then remove all but the newest `keep` checkpoints.
 
-    `state` is what JSON can hold (configuration, position in the data, metrics), rank 0's is written; random states go
-    with the tensors. A checkpoint of the same step is replaced. Tensors that share memory are stored once each; of lazy
-    ones, the rows that were touched. Every process calls it; `dealing` says who writes what.
+    `state` is a JSON document (configuration, position in the data, metrics); rank 0's is written. Random states are
+    passed as tensors. A checkpoint of the same step is replaced. Tensors that share memory are stored once each; of
+    lazy ones the touched rows are. A collective call; `row_assignment` describes which process writes which rows.
     """
     return write(
         plan_save(folder, step, tensors, state, keep=keep, shard_bytes=shard_bytes, processes=processes), processes
@@ -102,17 +102,17 @@ def plan_save(
     shard_bytes: int = SHARD_BYTES,
     base: int | None = None,
     processes: Processes = SINGLE_PROCESS,
-) -> Planned:
-    """Agree on who writes what, before anything is written."""
+) -> SavePlan:
+    """Agree with the other processes on a save, before anything is written. A collective call."""
     if keep < 1 or shard_bytes < 1:
         raise ConfigError(f"checkpoints need keep >= 1 and shard_bytes >= 1, got {keep} and {shard_bytes}")
-    kept_state = json.loads(json.dumps(state))  # refuses what JSON cannot hold, and does not change any more
+    kept_state = json.loads(json.dumps(state))  # raises on what JSON cannot hold; a copy
     path = Path(folder) / checkpoint_name(STEP if base is None else HOT, step)
-    return Planned(path, step, deal(tensors, processes), kept_state, shard_bytes, keep, base)
+    return SavePlan(path, step, assign_rows(tensors, processes), kept_state, shard_bytes, keep, base)
 
 
-def write(planned: Planned, processes: Processes = SINGLE_PROCESS) -> Path:
-    """Write what was planned; all processes return, or raise, when it is done."""
+def write(planned: SavePlan, processes: Processes = SINGLE_PROCESS) -> Path:
+    """Write a planned save; all processes return, or all raise. A collective call."""
     path, folder = planned.path, planned.path.parent
     with ExitStack() as stack:
 
@@ -131,7 +131,7 @@ def write(planned: Planned, processes: Processes = SINGLE_PROCESS) -> Path:
                     _refuse_unseen(partial, theirs["shards"], rank)
                 write_json(partial / MANIFEST, _manifest(planned, written))
                 set_aside(path)
-                stack.pop_all().close()  # from here on it is complete
+                stack.pop_all().close()  # renames the folder: the checkpoint is complete
             if planned.base is None:
                 prune(folder, path, planned.step, planned.keep)
             else:
@@ -151,7 +151,7 @@ def _partial(path: Path) -> Path:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Say what went wrong while writing the checkpoint `path`, and what has become of it."""
+    """Raise errors of writing the checkpoint `path` as `CheckpointError` that names the state of the folder."""
     try:
         yield
     except PeerError:
@@ -167,16 +167,16 @@ def _explained(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} cannot be written ({error}): choose a place that can be") from error
 
 
-# --- the part of a process -------------------------------------------------------------------------------------------
+# --- on every process ------------------------------------------------------------------------------------------------
 
 
-def _write_part(planned: Planned, processes: Processes) -> dict[str, Any]:
-    """Write the shards of this process; what the manifest says of them."""
+def _write_part(planned: SavePlan, processes: Processes) -> dict[str, Any]:
+    """Write the shards of this process; their entries for the manifest."""
     with _explained(planned.path):
         partial = _partial(planned.path)
         _await_folder(partial, processes.rank)
         prefix = "shard" if processes.world_size == 1 else f"shard-{processes.rank:05d}"
-        shards, pieces = _write_shards(partial, prefix, planned.deal.parts, planned.shard_bytes)
+        shards, pieces = _write_shards(partial, prefix, planned.assignment.slices, planned.shard_bytes)
     return {"shards": [asdict(shard) for shard in shards], "pieces": [[name, asdict(piece)] for name, piece in pieces]}
 
 
@@ -192,46 +192,46 @@ def _await_folder(partial: Path, rank: int) -> None:
 
 
 def _write_shards(
-    folder: Path, prefix: str, parts: Sequence[TensorSlice], shard_bytes: int
+    folder: Path, prefix: str, slices: Sequence[TensorSlice], shard_bytes: int
 ) -> tuple[list[Shard], list[tuple[str, Piece]]]:
     pieces = []
-    # Both safetensors and hashlib let go of the interpreter lock, so one shard is hashed while the next is written.
+    # Both safetensors and hashlib release the interpreter lock, so one shard is hashed while the next is written.
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="checkpoint-hash") as pool:
-        sealed = []
-        for number, content in enumerate(_pack(parts, shard_bytes)):
+        hashed = []
+        for number, content in enumerate(_pack(slices, shard_bytes)):
             file = folder / f"{prefix}-{number:05d}.safetensors"
             _write_shard(file, {part.name: part.rows(start, stop) for part, start, stop in content})
-            sealed.append(pool.submit(_seal, file))
+            hashed.append(pool.submit(_sync_and_hash, file))
             pieces += [(part.name, Piece(file.name, start, stop)) for part, start, stop in content]
-        return [result.result() for result in sealed], pieces
+        return [result.result() for result in hashed], pieces
 
 
-def _pack(parts: Sequence[TensorSlice], shard_bytes: int) -> list[list[tuple[TensorSlice, int, int]]]:
-    """Which rows of which parts each shard holds, in order; only parts larger than a shard are cut.
+def _pack(slices: Sequence[TensorSlice], shard_bytes: int) -> list[list[tuple[TensorSlice, int, int]]]:
+    """`(slice, first row, last row)` of every shard, in order; only slices larger than a shard are cut.
 
-    A cut part fills its shards but for less than a row, so two pieces of one tensor never meet in a shard. A row larger
-    than a shard gets a shard of its own.
+    A cut slice fills its shards up to less than a row, so no shard has two pieces of one tensor. A row larger than a
+    shard gets a shard of its own.
     """
     shards: list[list[tuple[TensorSlice, int, int]]] = []
-    room = 0
-    for part in parts:
+    free = 0
+    for part in slices:
         num_rows = part.stop - part.start
         rows_in_piece = num_rows if part.num_bytes <= shard_bytes else max(1, shard_bytes // part.row_bytes)
         for start in range(part.start, max(part.stop, part.start + 1), max(rows_in_piece, 1)):
             stop = min(start + rows_in_piece, part.stop)
             size = (stop - start) * part.row_bytes
-            if not shards or size > room:
+            if not shards or size > free:
                 shards.append([])
-                room = shard_bytes
+                free = shard_bytes
             shards[-1].append((part, start, stop))
-            room -= size
+            free -= size
     return shards
 
 
 def _write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_ptr()):
-        if tensor.data_ptr() < end:  # safetensors refuses tensors that overlap, such as tied weights
+        if tensor.data_ptr() < end:  # safetensors rejects tensors that overlap, such as tied weights
             tensors[name] = tensor.clone()
         else:
             end = tensor.data_ptr() + tensor.nbytes
@@ -243,17 +243,17 @@ def _write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
         raise CheckpointError(f"{file} cannot be written ({error})") from error
 
 
-def _seal(file: Path) -> Shard:
-    """Force a shard to disk and hash it as it reads back."""
+def _sync_and_hash(file: Path) -> Shard:
+    """Force a shard to disk, read it back and hash it."""
     fsync_file(file)
     return Shard(file.name, file.stat().st_size, sha256(file))
 
 
-# --- the whole -------------------------------------------------------------------------------------------------------
+# --- on rank 0 -------------------------------------------------------------------------------------------------------
 
 
 def _refuse_unseen(partial: Path, shards: Sequence[Mapping[str, Any]], rank: int) -> None:
-    """Refuse when rank 0 does not see what another process says that it wrote."""
+    """Raise if rank 0 does not see the shards that another process wrote."""
     end = time.monotonic() + SHARED_SECONDS
     for shard in shards:
         file = partial / shard["file"]
@@ -266,14 +266,14 @@ def _refuse_unseen(partial: Path, shards: Sequence[Mapping[str, Any]], rank: int
             time.sleep(0.05)
 
 
-def _manifest(planned: Planned, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _manifest(planned: SavePlan, written: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     shards = [Shard(**shard) for theirs in written for shard in theirs["shards"]]
-    pieces: dict[str, list[Piece]] = {name: [] for name in planned.deal.stored}
+    pieces: dict[str, list[Piece]] = {name: [] for name in planned.assignment.stored}
     for theirs in written:
         for name, piece in theirs["pieces"]:
             pieces[name].append(Piece(**piece))
     tensors = {
         name: StoredTensor(dtype, shape, tuple(sorted(pieces[name], key=lambda piece: piece.start)))
-        for name, (dtype, shape) in planned.deal.stored.items()
+        for name, (dtype, shape) in planned.assignment.stored.items()
     }
-    return document(planned.step, shards, tensors, planned.deal.lazy, planned.state, planned.base)
+    return document(planned.step, shards, tensors, planned.assignment.lazy, planned.state, planned.base)
