@@ -68,7 +68,7 @@ class TableWiseBags(EmbeddingBags):
             raise ConfigError(f"table '{wrong[0]}' needs an owner from 0 to {collectives.world_size - 1}")
         self.collectives, self.owners = collectives, {name: owners[name] for name in names}
         self.dim, self.features, self.fused = bags.dim, dict(bags.features), bags.fused
-        self.deliver_to = None
+        self.output_device = None
         self._vector_dtype, self._limits = bags.vector_dtype, bags._limits
         self.dtype = bags.vector_dtype or next(bags.parameters()).dtype
         self.device = torch.device(device)

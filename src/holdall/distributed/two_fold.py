@@ -137,5 +137,5 @@ def two_fold(
     packs = [TwoFoldPack(pack, hot_rows, collectives, device) for pack in bags.packs]
     if not packs:
         raise ConfigError("the model has no dense tables to spread over processes: use --strategy data-parallel")
-    bags.packs = list(packs)
+    bags.set_packs(packs)
     return TwoFold(bags, packs)

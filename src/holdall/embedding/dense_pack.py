@@ -1,19 +1,15 @@
-"""Dense tables of one width and type, end to end in one storage, and the lookups that read it.
-
-A lookup hands its gradient to the pack instead of to autograd, so that an optimizer can sum and apply it by row.
-"""
+"""Dense tables of one dim and type, end to end in one storage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient
+from holdall.tables import Table
 from holdall.tables.dense import DenseTable
 
 
@@ -22,8 +18,8 @@ class DensePack:
 
     vector_dtype: torch.dtype | None = None
     """Type of looked-up vectors and of their gradients; that of the storage when None."""
-    pins_vectors = False
-    """Whether looked-up vectors are to lie where a GPU copies them from at full speed."""
+    pin_output = False
+    """Whether looked-up vectors are written to pinned memory, from which a GPU copies at full speed."""
 
     def __init__(self, tables: Mapping[str, DenseTable], generator: torch.Generator | None, device: torch.device | str):
         self.tables = dict(tables)
@@ -60,8 +56,18 @@ class DensePack:
                 raise ConfigError("the tables moved after their optimizer was made: move the model first")
             self._lay_out(next(iter(weights.values())).device)
 
+    @property
+    def mean(self) -> bool:
+        """Whether bags are averaged rather than summed; the same for all tables of a pack."""
+        return next(iter(self.tables.values())).mode == "mean"
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the Triton kernels read this storage."""
+        return self.storage.dtype in (torch.float32, torch.bfloat16, torch.float16) and self.storage.shape[1] <= 4096
+
     def start_tensor(self, names: Sequence[str], device: torch.device) -> Tensor:
-        """Where each of these tables starts; kept, because making one on a GPU waits for it.
+        """First row of each of these tables; cached, because making it on a GPU waits for the GPU.
 
         int32 on a GPU when every row number fits: half the bytes to sort.
         """
@@ -85,101 +91,33 @@ class DensePack:
         return rows.to(torch.int32 if self.storage.shape[0] < 2**31 else torch.int64).contiguous()
 
     def allocate_slots(self, make: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Make room for optimizer state; `make` gives tensors whose rows are those of the one it is given."""
+        """Allocate optimizer state; `make` returns tensors with one row for each row of the tensor it is given."""
         self.slots = make(self.storage)
         return self.slots
 
     def slot_views(self, name: str) -> dict[str, Tensor]:
-        """The optimizer state of a table's rows, by kind."""
+        """Optimizer state of a table's rows, by kind."""
         return {slot: self.view(state, name) for slot, state in self.slots.items()}
 
     def view(self, packed: Tensor, name: str) -> Tensor:
-        """The rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
+        """Rows of table `name` in a tensor laid out like the storage, such as its optimizer state."""
         return packed[self.starts[name] : self.starts[name] + self.tables[name].num_rows]
 
 
-class PackedLookup(torch.autograd.Function):
-    """Rows of a pack's storage, pooled; the backward hands the gradient to the pack instead of to autograd."""
+def pack_tables(
+    tables: Mapping[str, Table], generator: torch.Generator | None, device: torch.device | str
+) -> list[DensePack]:
+    """Packs of the dense tables among `tables`, one for each type and mode.
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pack: DensePack,
-        rows: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        mean: bool,
-        *parameters: Tensor,
-    ) -> Tensor:
-        ctx.pack, ctx.mean, ctx.with_bags = pack, mean, offsets is not None
-        ctx.save_for_backward(rows, offsets, weights)
-        dtype = pack.vector_dtype or pack.storage.dtype
-        if offsets is None:
-            found = _pinned_rows(pack.storage, rows) if pack.pins_vectors else F.embedding(rows, pack.storage)
-            return found.to(dtype)
-        mode = "mean" if mean else "sum"
-        weights = None if weights is None else weights.to(pack.storage.dtype)
-        return F.embedding_bag(
-            rows, pack.storage, offsets, mode=mode, per_sample_weights=weights, include_last_offset=True
-        ).to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        rows, offsets, weights = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        bag_of = None
-        if offsets is not None:
-            lengths = offsets.diff()
-            bag_of = torch.repeat_interleave(lengths)
-            if ctx.mean:
-                weights = lengths.to(grad.dtype).reciprocal()[bag_of]
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
-
-
-def _pinned_rows(storage: Tensor, rows: Tensor) -> Tensor:
-    """`F.embedding` into memory that is taken from the system once, and not anew for every step."""
-    found = torch.empty(rows.numel(), storage.shape[1], dtype=storage.dtype, pin_memory=True)
-    torch.index_select(storage, 0, rows.reshape(-1), out=found)
-    return found.view(*rows.shape, storage.shape[1])
-
-
-class FusedLookup(torch.autograd.Function):
-    """`PackedLookup` in Triton: bags lie feature-major, the output [B, F, dim] sample-major and in a given type."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        pack: DensePack,
-        rows: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        mean: bool,
-        num_features: int,
-        dtype: torch.dtype,
-        *parameters: Tensor,
-    ) -> Tensor:
-        from holdall.kernels import lookup_triton
-
-        ctx.pack, ctx.mean, ctx.num_features = pack, mean, num_features
-        ctx.save_for_backward(rows, offsets, weights)
-        if offsets is None:
-            return lookup_triton.gather(pack.storage, rows, dtype)
-        return lookup_triton.pool(
-            pack.storage, rows, offsets, weights, num_features=num_features, mean=mean, dtype=dtype
-        )
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        rows, offsets, weights = ctx.saved_tensors
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        bag_of = None
-        if offsets is not None:
-            lengths = offsets.diff()
-            bag = torch.repeat_interleave(lengths, output_size=rows.numel())
-            if ctx.mean:
-                weights = lengths.float().reciprocal()[bag]
-            size = lengths.numel() // ctx.num_features
-            bag_of = bag % size * ctx.num_features + bag // size
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, None, None, *(None for _ in ctx.pack.tables))
+    Tables with a padding row, and those that take the maximum of a bag, stay unpacked. Tables on `meta` get their rows
+    on `device`; others stay where they are.
+    """
+    groups: dict[tuple[torch.dtype, str], dict[str, DenseTable]] = {}
+    for name, table in tables.items():
+        if type(table) is DenseTable and table.mode != "max" and table.padding_idx is None:
+            groups.setdefault((table.weight.dtype, table.mode), {})[name] = table
+    packs = []
+    for group in groups.values():
+        first = next(iter(group.values())).weight
+        packs.append(DensePack(group, generator, device if first.is_meta else first.device))
+    return packs

@@ -1,12 +1,12 @@
-"""One id a feature from tables of several kinds: every kernel writes its vectors straight into [B, F, dim].
+"""One-hot lookup in tables of several kinds, whose kernels all write into one output [B, F, dim].
 
-A `Placement` says which kernel makes the vectors of which feature: packs of dense tables, groups of Frobenius tables,
-and the rest, which are made by their tables, or by packs whose rows are not all here, and copied.
+A `MixedPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense tables, or that of a
+group of Frobenius tables. All other features are looked up elsewhere, and their vectors are copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,49 +39,53 @@ class FrobeniusPart:
         return [(table.left, table.right, table.basis) for table, *_ in self.members]
 
 
-class Placement:
-    """Who makes the vectors of the features at `positions`."""
+class MixedPlan:
+    """Kernels of several kinds that write into one output, and the features of each."""
 
-    def __init__(self, tables: Mapping[int, Table], packs: Sequence[DensePack], names: Sequence[str]):
-        """`tables` by position in the batch, in the order of the output; `names` of all tables by position."""
-        self.num_columns = len(tables)
+    def __init__(
+        self, positions: Sequence[int], names: Sequence[str], tables: Mapping[str, Table], packs: Sequence[DensePack]
+    ):
+        """`positions` of the features in the order of the output; `names` of the tables of all features."""
+        self.num_columns = len(positions)
         self.dense = [DensePart(pack) for pack in packs]
-        self.frobenius: dict[Any, FrobeniusPart] = {}
+        self.frobenius: dict[Hashable, FrobeniusPart] = {}
         self.rest: list[tuple[int, int]] = []
-        """(position, column) of features whose vectors are made elsewhere."""
-        for column, (position, table) in enumerate(tables.items()):
-            if not self._place(table, position, column, names[position]):
+        """(position, column) of features that are looked up elsewhere."""
+        for column, position in enumerate(positions):
+            name = names[position]
+            if not self._assign(name, tables[name], position, column):
                 self.rest.append((position, column))
         self.dense = [part for part in self.dense if part.lines]
+        self.rest_positions = tuple(position for position, _ in self.rest)
         self._on_device: dict[tuple[int, ...], Tensor] = {}
 
-    def _place(self, table: Table, position: int, column: int, name: str) -> bool:
-        """Give a feature to the kernels; whether they take it."""
+    def _assign(self, name: str, table: Table, position: int, column: int) -> bool:
+        """Assign a feature to a kernel; False where none takes it."""
         for part in self.dense:
             if name in part.pack.tables:
                 part.lines.append((position, column, part.pack.starts[name]))
                 return True
         if not isinstance(table, FrobeniusTable) or not fits_triton([(table.left, table.right, table.basis)]):
             return False
-        key = table.batch_key()
-        if key is not None:
-            self.frobenius.setdefault(key, FrobeniusPart()).members.append((table, position, column))
-        return key is not None
+        group = table.kernel_group()
+        if group is not None:
+            self.frobenius.setdefault(group, FrobeniusPart()).members.append((table, position, column))
+        return group is not None
 
     @property
     def worthwhile(self) -> bool:
-        """Whether some kernel takes part."""
+        """Whether any feature is assigned to a kernel."""
         return bool(self.dense or self.frobenius)
 
     def lines(self, part: DensePart, device: torch.device) -> Tensor:
-        """A part's lines on the device; kept, because copying them there waits for it."""
+        """A part's lines on the device; cached, because copying them there waits for the device."""
         key = (id(part), device.index or 0)
         if key not in self._on_device:
             self._on_device[key] = torch.tensor(part.lines).to(device)
         return self._on_device[key]
 
     def bags_of(self, part: DensePart, size: int, device: torch.device) -> Tensor:
-        """Which row of the flat output [B * F] each lookup [B, n] of a part went to."""
+        """Row of the flat output [B * F] that each lookup [B, n] of a part is written to."""
         key = (id(part), device.index or 0, size)
         if key not in self._on_device:
             columns = self.lines(part, device)[:, 1]
@@ -91,7 +95,7 @@ class Placement:
         return self._on_device[key]
 
     def sorted_rows(self, part: DensePart, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Row numbers [B * n] of a part's lookups, the same in ascending order, and where their vectors lie."""
+        """Row numbers [B * n] of a part's lookups, the same in ascending order, and the output rows of the latter."""
         from holdall.kernels import lookup_triton
         from holdall.kernels.row_update_triton import sort_rows
 
@@ -101,7 +105,7 @@ class Placement:
         return numbers, ids, self.bags_of(part, values.shape[1], values.device)[order]
 
     def parameters(self) -> Iterator[Tensor]:
-        """What learns through the kernels: the packs' tables (whose gradients go to the pack), then all factors."""
+        """Parameters that the kernels read: the packs' tables (whose gradients go to the pack), then all factors."""
         for part in self.dense:
             yield from (table.weight for table in part.pack.tables.values())
         for group in self.frobenius.values():
@@ -139,34 +143,34 @@ class Placement:
         return part.pack.storage, rows, others.flatten(0, 1)
 
 
-class PlacedLookup(torch.autograd.Function):
-    """Vectors [B, F, dim] of ids `values` [F', B] in one buffer, and their gradients handed back to where they belong.
+class MixedLookup(torch.autograd.Function):
+    """Vectors [B, F, dim] of ids `values` [F', B], written into one buffer as a `MixedPlan` assigns them.
 
-    Packs get their gradient as `FusedLookup` gives it, its row numbers sorted already; factors get a dense one;
-    `columns` are the vectors [B, dim] of the placement's `rest`. The sort, a chain of small kernels, runs beside those
-    that make the vectors.
+    `tensors` are the plan's parameters and then the `num_rest` vectors [B, dim] of its `rest`. Packs get their gradient
+    as from `FusedLookup`, with row numbers already sorted; factors get a dense one. The sort, a chain of small kernels,
+    runs on a side stream beside the kernels that make the vectors.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, placement: Placement, values: Tensor, dtype: torch.dtype, num_rest: int, *tensors: Tensor
+        ctx: Any, plan: MixedPlan, values: Tensor, dtype: torch.dtype, num_rest: int, *tensors: Tensor
     ) -> Tensor:
         from holdall.kernels import frobenius_triton as fused
         from holdall.kernels import lookup_triton
 
-        ctx.placement, columns = placement, tensors[len(tensors) - num_rest :]
-        size, dim = values.shape[1], tensors[0].shape[-1] if placement.dense else tensors[2].shape[-1]
-        out = torch.empty(size, placement.num_columns, dim, dtype=dtype, device=values.device)
-        lookups, learns = fused.one_id_a_sample(values, placement.num_columns), any(ctx.needs_input_grad)
+        ctx.plan, columns = plan, tensors[len(tensors) - num_rest :]
+        size, dim = values.shape[1], tensors[0].shape[-1] if plan.dense else tensors[2].shape[-1]
+        out = torch.empty(size, plan.num_columns, dim, dtype=dtype, device=values.device)
+        lookups, learns = fused.one_id_a_sample(values, plan.num_columns), any(ctx.needs_input_grad)
         with beside(values.device) as other:
-            sorted_rows = [placement.sorted_rows(part, values) for part in placement.dense if learns]
+            sorted_rows = [plan.sorted_rows(part, values) for part in plan.dense if learns]
         us = [
             fused.forward(group.factors(), _places(group), lookups, out, saves_u=learns)
-            for group in placement.frobenius.values()
+            for group in plan.frobenius.values()
         ]
-        for part in placement.dense:
-            lookup_triton.place(part.pack.storage, values, placement.lines(part, values.device), out)
-        for (_, column), vectors in zip(placement.rest, columns, strict=True):
+        for part in plan.dense:
+            lookup_triton.place(part.pack.storage, values, plan.lines(part, values.device), out)
+        for (_, column), vectors in zip(plan.rest, columns, strict=True):
             out[:, column] = vectors
         other.join()
         ctx.column_types = [vectors.dtype for vectors in columns]
@@ -177,21 +181,21 @@ class PlacedLookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         from holdall.kernels import frobenius_triton as fused
 
-        placement: Placement = ctx.placement
+        plan: MixedPlan = ctx.plan
         values, *saved = ctx.saved_tensors
-        us, rows = saved[: len(placement.frobenius)], saved[len(placement.frobenius) :]
+        us, rows = saved[: len(plan.frobenius)], saved[len(plan.frobenius) :]
         grad = grads[0].contiguous()
-        lookups = fused.one_id_a_sample(values, placement.num_columns)
+        lookups = fused.one_id_a_sample(values, plan.num_columns)
         found: list[Tensor | None] = []
-        for i, part in enumerate(placement.dense):
+        for i, part in enumerate(plan.dense):
             numbers, ids, sources = rows[3 * i : 3 * i + 3]
-            bags = placement.bags_of(part, grad.shape[0], grad.device)
+            bags = plan.bags_of(part, grad.shape[0], grad.device)
             gradient = RowGradient(numbers, grad.view(-1, grad.shape[-1]), bags, sorted=(ids, sources))
             part.pack.gradients.append(gradient)
             found.extend(None for _ in part.pack.tables)
-        for group, u in zip(placement.frobenius.values(), us, strict=True):
+        for group, u in zip(plan.frobenius.values(), us, strict=True):
             found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])
-        for (_, column), dtype in zip(placement.rest, ctx.column_types, strict=True):
+        for (_, column), dtype in zip(plan.rest, ctx.column_types, strict=True):
             found.append(grad[:, column].to(dtype))
         return None, None, None, None, *found
 

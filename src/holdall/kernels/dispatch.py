@@ -43,6 +43,11 @@ def checked(path: str) -> Path:
     return path  # type: ignore[return-value]
 
 
+def default_path() -> Path:
+    """The path of operations that are not given one."""
+    return _default
+
+
 def plain_torch() -> bool:
     """Whether plain torch was asked for."""
     return _default == "torch"

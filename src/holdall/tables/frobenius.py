@@ -126,7 +126,7 @@ class FrobeniusTable(Table):
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"left": self.left, "right": self.right} if self.sparse else {}
 
-    def batch_key(self) -> Hashable | None:
+    def kernel_group(self) -> Hashable | None:
         if self.sparse or self.mode == "max" or self.padding_idx is not None or not self.fast:
             return None
         return self.rank, self.terms, self.dim, self.basis.dtype, self.basis.device

@@ -58,18 +58,22 @@ class Table(nn.Module):
         """Where its parameters and buffers are."""
         return next(chain(self.parameters(), self.buffers())).device
 
-    def batch_key(self) -> Hashable | None:
-        """Tables with equal keys can be looked up together by `rows_many`; None: one by one."""
+    def kernel_group(self) -> Hashable | None:
+        """Key of the tables that one kernel call can look up; None where each table needs its own call.
+
+        Tables of one class and equal keys share a call of `rows_many` or `pool_many`. The key names what a call needs
+        to be equal: sizes, types, devices, and the kernel path where grouping depends on it.
+        """
         return None
 
     @staticmethod
     def rows_many(tables: Sequence[Any], ids: Tensor) -> Tensor:
-        """Rows [T, L, dim] of T tables of one `batch_key` for ids [T, L]."""
+        """Rows [T, L, dim] of T tables of one `kernel_group` for ids [T, L]."""
         return torch.stack([table.rows(line) for table, line in zip(tables, ids, strict=True)])
 
     @staticmethod
     def pool_many(tables: Sequence[Any], ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor | None:
-        """Pooled bags [B, T, dim] of T tables of one `batch_key` and mode; None: one table after the other.
+        """Pooled bags [B, T, dim] of T tables of one `kernel_group` and mode; None: one table after the other.
 
         Bags lie table-major: `offsets` [T * B + 1] of ids [L], or one id a bag when None; `weights` [L].
         """

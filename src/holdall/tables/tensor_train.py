@@ -158,7 +158,7 @@ class TensorTrainTable(Table):
         weights = None if weights is None else weights.reshape(-1)
         return triton_vectors(input, [train], offsets, weights, mean=self.mode == "mean").squeeze(1)
 
-    def batch_key(self) -> Hashable | None:
+    def kernel_group(self) -> Hashable | None:
         if self.padding_idx is not None or self.path not in ("auto", "triton"):
             return None
         if uses_triton(list(self.cores), self.path):

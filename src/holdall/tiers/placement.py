@@ -178,7 +178,7 @@ def place(
     if refreshes:
         for tiered in packs:
             tiered.renumbering = HotRefresh(tiered)
-    bags.packs = [*whole, *packs]
+    bags.set_packs([*whole, *packs])
     return Tiers(bags, packs, device)
 
 

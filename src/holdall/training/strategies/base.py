@@ -176,9 +176,9 @@ class HostTables(Strategy):
     def _build_model(self) -> Model:
         model = self.config.build_model(self.data.schema)
         move_dense_part(model, self.device)
-        model.bags.deliver_to = self.device
+        model.bags.output_device = self.device
         for pack in model.bags.packs:
-            pack.pins_vectors = self.device.type == "cuda"
+            pack.pin_output = self.device.type == "cuda"
         return model
 
     def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
