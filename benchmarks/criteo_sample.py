@@ -40,7 +40,7 @@ def main() -> None:
         schema = prepare([arguments.source], data, PrepareConfig(valid=0.05, test=0.2))
         for seed in range(arguments.seeds):
             run = Path(folder) / f"run-{seed}"
-            config = TrainConfig(
+            config = TrainConfig.of(
                 model="rmc2",
                 epochs=arguments.epochs,
                 batch_size=arguments.batch_size,

@@ -12,7 +12,6 @@ import gc
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def measure(data: Path, config: TrainConfig, repeats: int) -> list[dict[str, Any
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             with tempfile.TemporaryDirectory() as out:
-                trainer = TimedTrainer(data, Path(out) / "run", replace(config, cuda_graph=graph), quiet=True)
+                trainer = TimedTrainer(data, Path(out) / "run", config.replace(cuda_graph=graph), quiet=True)
                 trainer.valid = None  # no evaluation at the end
                 trainer.run()
                 speeds[graph].append(trainer.samples_per_second)
@@ -104,7 +103,7 @@ def main() -> None:
         started = time.perf_counter()
         write_prepared(preset("criteo-1tb", scale=1.0, rows=arguments.rows), data)
         print(f"made {arguments.rows:,} rows in {time.perf_counter() - started:.0f} s")
-        rows = [row for kind in (TrainConfig, Config) for row in measure(data, kind(**settings), arguments.repeats)]
+        rows = [row for kind in (TrainConfig, Config) for row in measure(data, kind.of(**settings), arguments.repeats)]
     print_table("holdall train, DLRM-small, bf16, SGD", rows)
     notes = (
         f"{arguments.steps} steps on {arguments.rows:,} synthetic rows, read from disk (page cache) again and again; "

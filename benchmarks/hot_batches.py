@@ -18,7 +18,6 @@ import math
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from holdall.training.trainer import train
 METRICS = ("auc", "logloss", "accuracy")
 MOVING = ("host", "split", "hot-batches")
 """Strategies that move rows or vectors between host and device."""
-SETTINGS = TrainConfig(model="rmc2", epochs=2, batch_size=512, lr=0.005, table_lr=0.03)
+SETTINGS = TrainConfig.of(model="rmc2", epochs=2, batch_size=512, lr=0.005, table_lr=0.03)
 """Of the runs on small data."""
 PLANTED = SyntheticConfig(rows=200_000, cardinalities=(20_000, 5_000, 40_000, 300, 50, 10_000), num_dense=4, zipf=1.1)
 QUALITY_NOTES = (
@@ -100,8 +99,7 @@ def quality(name: str, data: Path, folder: Path, arguments: argparse.Namespace) 
     runs: dict[str, list[dict[str, float]]] = {}
     for strategy in ("plain", "hot-batches"):
         for seed in range(arguments.seeds):
-            config = replace(
-                SETTINGS,
+            config = SETTINGS.replace(
                 seed=seed,
                 evaluate_every=25,
                 early_stopping=1000,  # never, but the best one is kept: on data this small, models overfit
@@ -146,8 +144,7 @@ def moved_bytes(
     data: Path, out: Path, strategy: str, hot_bytes: str, arguments: argparse.Namespace
 ) -> dict[str, float]:
     """Bytes a sample that two epochs and the checkpoint at their end move, and those of the checkpoint among them."""
-    config = replace(
-        SETTINGS,
+    config = SETTINGS.replace(
         strategy=strategy,  # type: ignore[arg-type]
         hot_bytes=None if strategy == "host" else hot_bytes,
         device=arguments.device,
@@ -191,7 +188,7 @@ def speed(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def timed(data: Path, out: Path, strategy: str, arguments: argparse.Namespace) -> dict[str, float]:
     """One run: its speed with and without the evaluations that hot batches ask for, and where its loss got to."""
     tiered = strategy in ("split", "hot-batches")
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="rmc2",
         batch_size=arguments.batch_size,
         lr=0.005,

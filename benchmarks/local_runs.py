@@ -63,7 +63,7 @@ class Job:
     log_every: int = 1
 
     def config(self) -> TrainConfig:
-        return TrainConfig(
+        return TrainConfig.of(
             model="rmc2",
             optimizer="rowwise_adagrad",
             lr=0.005,

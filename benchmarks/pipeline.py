@@ -39,7 +39,7 @@ def main() -> None:
         data = Path(folder) / "data"
         write_data(data, arguments)
         for depth in arguments.depths:
-            config = TrainConfig(
+            config = TrainConfig.of(
                 model="rmc3",
                 batch_size=arguments.batch_size,
                 strategy="split",

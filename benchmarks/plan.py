@@ -74,7 +74,7 @@ class Side:
     def __init__(self, made: Plan, data: DataSet, folder: Path, *, cpu_time: bool = False):
         folder.mkdir(parents=True)
         made.save(folder / "given.json")
-        wanted = TrainConfig(plan=str(folder / "given.json"), device=made.device)
+        wanted = TrainConfig.of(plan=str(folder / "given.json"), device=made.device)
         self.config, self.plan = follow(wanted, data.schema, folder / "run")
         torch.manual_seed(0)
         self.device = torch.device(made.device)

@@ -74,7 +74,7 @@ def run_alone(folder: Path, tail: str) -> dict[str, Any]:
 
 
 def train_once(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="rmc3",
         batch_size=arguments.batch_size,
         strategy="split",

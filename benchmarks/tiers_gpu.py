@@ -130,7 +130,7 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
             "prefetch": int(depth),
             "fetch_by": fetch_by if arguments.device == "cuda" else "copy",
         }
-    config = TrainConfig(
+    config = TrainConfig.of(
         model="rmc3",
         batch_size=arguments.batch_size,
         optimizer="sgd",

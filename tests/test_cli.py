@@ -14,7 +14,9 @@ import pytest
 
 import holdall
 from holdall.cli import COMMANDS, main
+from holdall.common.settings import flag, sections
 from holdall.data.synthetic import preset, write_tsv
+from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
 
 FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "128"]
@@ -80,6 +82,7 @@ def test_settings_file_goes_under_the_flags(data: Path, tmp_path: Path) -> None:
     [
         ("batch_sise = 64", "unknown setting 'batch_sise' (did you mean 'batch_size'?)"),
         ("batch_size = 'many'", "setting 'batch_size' must be a whole number, not 'many'"),
+        ("[checkpoint]\nsave_evry = 9", "unknown setting 'save_evry' in [checkpoint] (did you mean 'save_every'?)"),
         ("optimizer = 'adma'", "setting 'optimizer' must be 'sgd' or"),
         ("top = [8, 'x']", "setting 'top' must be a whole number, not 'x'"),
         ("batch_size = ", "is not valid TOML"),
@@ -139,6 +142,16 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         main([command, "--help"])
     assert stop.value.code == 0
     assert COMMANDS[command].__doc__.splitlines()[0].split()[0] in capsys.readouterr().out
+
+
+def test_training_settings_are_flags_in_panels(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags have the names of the settings, without their parts; each part is a panel."""
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    for name, part in sections(TrainConfig).items():
+        assert f" {flag(name)}" in shown
+        assert part is None or f" {part} options " in shown
 
 
 def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:

@@ -24,11 +24,14 @@ try:
 except ImportError:
     raise MissingDependencyError("tyro", "cli", "the command line") from None
 
+FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=""))
+"""Flags of settings have the name of the setting, without that of its part; each part has a panel in `--help`."""
+
 
 def prepare(
     sources: tyro.conf.Positional[tuple[str, ...]],
     out: Path,
-    settings: tyro.conf.OmitArgPrefixes[PrepareConfig] = PrepareConfig(),  # noqa: B008
+    settings: Annotated[PrepareConfig, *FLAT] = PrepareConfig(),  # noqa: B008
     config: Path | None = None,
 ) -> None:
     """Turn raw click logs into a data set folder: ids in popularity order, memory-mapped Arrow files.
@@ -48,7 +51,7 @@ def prepare(
 def profile(
     sources: tyro.conf.Positional[tuple[str, ...]],
     out: Path,
-    settings: tyro.conf.OmitArgPrefixes[ProfileConfig] = ProfileConfig(),  # noqa: B008
+    settings: Annotated[ProfileConfig, *FLAT] = ProfileConfig(),  # noqa: B008
     figures: Path | None = None,
     dim: int = 16,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -80,7 +83,7 @@ def profile(
 def order(
     data: tyro.conf.Positional[Path],
     out: Path,
-    settings: tyro.conf.OmitArgPrefixes[OrderConfig] = OrderConfig(),  # noqa: B008
+    settings: Annotated[OrderConfig, *FLAT] = OrderConfig(),  # noqa: B008
     like: Path | None = None,
 ) -> None:
     """Renumber the tail of every large table so that ids that occur together sit together.
@@ -130,7 +133,7 @@ def hardware(
 def plan(
     data: tyro.conf.Positional[Path],
     out: Path | None = None,
-    settings: tyro.conf.OmitArgPrefixes[PlanConfig] = PlanConfig(),  # noqa: B008
+    settings: Annotated[PlanConfig, *FLAT] = PlanConfig(),  # noqa: B008
     hardware: Path | None = None,
     profile: Path | None = None,
     edited: Path | None = None,
@@ -200,7 +203,7 @@ def simulate(
 def train(
     data: tyro.conf.Positional[Path],
     out: Path,
-    settings: tyro.conf.OmitArgPrefixes[TrainConfig] = TrainConfig(),  # noqa: B008
+    settings: Annotated[TrainConfig, *FLAT] = TrainConfig(),  # noqa: B008
     config: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,

@@ -15,7 +15,7 @@ from holdall.common.folder_lock import locked, refuse_locked
 from holdall.training.config import TrainConfig
 from holdall.training.trainer import train
 
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(8,), batch_size=256, steps=2)
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=256, steps=2)
 HOLDER = """
 import sys, time
 from pathlib import Path

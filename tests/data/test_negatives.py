@@ -194,10 +194,10 @@ def test_the_loader_of_a_split_is_the_one_it_needs(films: Path, data: Path) -> N
 
 def test_training_learns_to_rank(films: Path, tmp_path: Path) -> None:
     """Users choose films of their own parity alone: of ten others about half are of the other, and rank below."""
-    config = TrainConfig(model="gmf", epochs=30, batch_size=100, optimizer="adam", lr=0.05, negatives=2)
+    config = TrainConfig.of(model="gmf", epochs=30, batch_size=100, optimizer="adam", lr=0.05, negatives=2)
     train(films, tmp_path / "run", config, quiet=True)
     trained = evaluate_ranking(tmp_path / "run", k=3, device="cpu")
-    train(films, tmp_path / "none", TrainConfig(model="gmf", steps=1, lr=1e-9), quiet=True)
+    train(films, tmp_path / "none", TrainConfig.of(model="gmf", steps=1, lr=1e-9), quiet=True)
     untrained = evaluate_ranking(tmp_path / "none", k=3, device="cpu")
     assert trained["cases"] == 40
     assert trained["hr@3"] > untrained["hr@3"] + 0.15

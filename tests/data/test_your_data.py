@@ -11,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from holdall.cli import evaluate, main
-from holdall.common.settings import overlay
+from holdall.common.settings import overlay, parts_of
 from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS
 from holdall.data.id_map import load_id_maps
@@ -54,7 +54,7 @@ def test_the_reader_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def options(words: list[str], config: type, others: set[str]) -> dict[str, object]:
     """Options of a command by field of its settings; `others` are those of the command itself."""
-    kinds = get_type_hints(config)
+    kinds = {name: kind for part in (config, *parts_of(config).values()) for name, kind in get_type_hints(part).items()}
     given: dict[str, object] = {}
     for word, value in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("--") and (name := word[2:].replace("-", "_")) not in others:

@@ -44,7 +44,7 @@ class BareDataParallel(DataParallel):
 def start(
     kind: type[DataParallel], processes: Processes, optimizer: str, merge_every: int | None = None
 ) -> tuple[Any, Optimizers]:
-    config = TrainConfig(strategy="local", merge_every=merge_every)
+    config = TrainConfig.of(strategy="local", merge_every=merge_every)
     strategy = kind(config, None, CPU, Path(), None, processes)  # type: ignore[arg-type]
     optimizers = Optimizers(strategy.model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
     strategy.attach(optimizers)

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def one_dies() -> str:
 
 
 def train_run(data: str, out: str, settings: dict[str, Any], resume: bool = False) -> dict[str, Any]:
-    return train(Path(data), Path(out), TrainConfig(**settings), quiet=True, resume=resume)
+    return train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True, resume=resume)
 
 
 def command(folder: str, words: list[str]) -> tuple[str, str, int]:
@@ -119,9 +118,9 @@ def command(folder: str, words: list[str]) -> tuple[str, str, int]:
 
 
 def train_with_other_settings(data: str, out: str, settings: dict[str, Any]) -> str:
-    config = TrainConfig(**settings)
+    config = TrainConfig.of(**settings)
     if rank() == 1:
-        config = replace(config, lr=0.5)
+        config = config.replace(lr=0.5)
     with pytest.raises(ProcessError) as caught:
         train(Path(data), Path(out), config, quiet=True)
     return str(caught.value)
@@ -187,7 +186,9 @@ def train_until(data: str, out: str, settings: dict[str, Any], step: int) -> str
 def restored(data: str, out: str, settings: dict[str, Any]) -> tuple[int, dict[str, Tensor], dict[str, int]]:
     """Where a two-fold run goes on, with which rows, and how many of each table are hot."""
     with process_group(CPU, timeout=20) as processes:
-        trainer = Trainer(Path(data), Path(out), TrainConfig(**settings), resume=True, quiet=True, processes=processes)
+        trainer = Trainer(
+            Path(data), Path(out), TrainConfig.of(**settings), resume=True, quiet=True, processes=processes
+        )
         assert isinstance(trainer.strategy, TwoFoldTables)
         whole = trainer.strategy.shared.full_state()
         return (

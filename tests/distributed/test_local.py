@@ -68,4 +68,4 @@ def test_tables_part_until_they_are_merged() -> None:
 )
 def test_settings_that_do_not_go_together(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**options)  # type: ignore[arg-type]
+        TrainConfig.of(**options)  # type: ignore[arg-type]

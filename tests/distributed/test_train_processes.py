@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,10 @@ from tests.distributed.harness import free_port, run
 from tests.planning.made_up_hardware import hardware
 
 HERE = "tests.distributed.process_workers"
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)
-DATA_PARALLEL = replace(SMALL, strategy="data-parallel")
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)
+DATA_PARALLEL = SMALL.replace(strategy="data-parallel")
 FAST = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "512"]
-LOCAL = replace(SMALL, strategy="local", merge_every=4)
+LOCAL = SMALL.replace(strategy="local", merge_every=4)
 
 
 def tensors(run_folder: Path) -> dict[str, torch.Tensor]:
@@ -57,7 +56,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_train_the_model_of_one(data: Path, tmp_path: Path, plain: Path) -> None:
     out = tmp_path / "run"
-    results = run(f"{HERE}:train_run", 2, str(data), str(out), asdict(DATA_PARALLEL))
+    results = run(f"{HERE}:train_run", 2, str(data), str(out), DATA_PARALLEL.to_json())
     close(tensors(out), tensors(plain))
     assert results[0]["valid"] == results[1]["valid"]
     rows, expected = read_metrics(out), read_metrics(plain)
@@ -91,53 +90,53 @@ SPREAD = {
 
 @pytest.mark.parametrize("name", SPREAD)
 def test_spread_tables_are_those_of_one_process(name: str, data: Path, tmp_path: Path) -> None:
-    config = replace(SMALL, **SPREAD[name])  # type: ignore[arg-type]
-    plain = replace(config, strategy="plain", hot_bytes=None, prefetch=0)
+    config = SMALL.replace(**SPREAD[name])  # type: ignore[arg-type]
+    plain = config.replace(strategy="plain", hot_bytes=None, prefetch=0)
     whole = train(data, tmp_path / "plain", plain, quiet=True)
     num = 3 if "cut" in name else 2
-    results = run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), asdict(config))
+    results = run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), config.to_json())
     close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
     assert results[0]["valid"] == results[-1]["valid"]
     assert results[0]["valid"]["logloss"] == pytest.approx(whole["valid"]["logloss"], rel=1e-4)
     assert results[0]["table_bytes"] == whole["table_bytes"]
     sent = {kind for kind, n in results[0].items() if kind.endswith("_bytes_per_sample") and n > 0}
-    assert ("cold_rows_bytes_per_sample" in sent) == (config.strategy == "two-fold")
-    assert ("pooled_vectors_bytes_per_sample" in sent) == (config.strategy == "table-wise")
-    assert config.strategy in (tmp_path / "run" / "rank-0.log").read_text(encoding="utf-8")
+    assert ("cold_rows_bytes_per_sample" in sent) == (config.placement.strategy == "two-fold")
+    assert ("pooled_vectors_bytes_per_sample" in sent) == (config.placement.strategy == "table-wise")
+    assert config.placement.strategy in (tmp_path / "run" / "rank-0.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("strategy", ["two-fold", "table-wise"])
 def test_spread_bags_with_more_processes_than_samples(strategy: str, bag_data: Path, tmp_path: Path) -> None:
     rows = json.loads((bag_data / "schema.json").read_text())["splits"]["train"]["rows"]
     batch_size = next(size for size in range(64, 512) if rows % size in (1, 2))
-    config = replace(SMALL, batch_size=batch_size, steps=rows // batch_size + 2)
+    config = SMALL.replace(batch_size=batch_size, steps=rows // batch_size + 2)
     train(bag_data, tmp_path / "plain", config, quiet=True)
     extra = {"hot_bytes": "2KB", "prefetch": 1} if strategy == "two-fold" else {}
-    config = replace(config, strategy=strategy, **extra)  # type: ignore[arg-type]
-    run(f"{HERE}:train_run", 4, str(bag_data), str(tmp_path / "run"), asdict(config))
+    config = config.replace(strategy=strategy, **extra)  # type: ignore[arg-type]
+    run(f"{HERE}:train_run", 4, str(bag_data), str(tmp_path / "run"), config.to_json())
     close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
 
 
 @pytest.mark.parametrize(("num", "prefetch"), [(2, 0), (3, 1)])
 def test_hot_batches_of_several_processes(num: int, prefetch: int, data: Path, tmp_path: Path) -> None:
     """Those of one process, sample for sample; a run goes on at another number of processes."""
-    config = replace(SMALL, strategy="hot-batches", hot_bytes="6KB", optimizer="adam", epochs=2, prefetch=prefetch)
+    config = SMALL.replace(strategy="hot-batches", hot_bytes="6KB", optimizer="adam", epochs=2, prefetch=prefetch)
     alone = train(data, tmp_path / "alone", config, quiet=True)
     assert 0.1 < alone["hot_share_of_inputs"] < 0.9
-    run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), asdict(replace(config, steps=31)))
-    (result, *_) = run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(config), True)
+    run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), config.replace(steps=31).to_json())
+    (result, *_) = run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), config.to_json(), True)
     close(tensors(tmp_path / "run"), tensors(tmp_path / "alone"))
     assert result["valid"]["logloss"] == pytest.approx(alone["valid"]["logloss"], rel=1e-4)
     assert result["hot_share_of_inputs"] == alone["hot_share_of_inputs"]
 
 
 def test_a_checkpoint_goes_on_in_another_strategy(data: Path, tmp_path: Path, plain: Path) -> None:
-    out, two_fold = tmp_path / "run", replace(SMALL, strategy="two-fold", hot_bytes="3KB")
-    run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(two_fold, steps=5)))
-    table_wise = asdict(replace(SMALL, strategy="table-wise", steps=10))
+    out, two_fold = tmp_path / "run", SMALL.replace(strategy="two-fold", hot_bytes="3KB")
+    run(f"{HERE}:train_run", 2, str(data), str(out), two_fold.replace(steps=5).to_json())
+    table_wise = SMALL.replace(strategy="table-wise", steps=10).to_json()
     run(f"{HERE}:train_run", 3, str(data), str(out), table_wise, True)
-    train(data, out, replace(SMALL, strategy="split", hot_bytes="2KB", steps=15), resume=True, quiet=True)
-    run(f"{HERE}:train_run", 4, str(data), str(out), asdict(replace(two_fold, steps=20)), True)
+    train(data, out, SMALL.replace(strategy="split", hot_bytes="2KB", steps=15), resume=True, quiet=True)
+    run(f"{HERE}:train_run", 4, str(data), str(out), two_fold.replace(steps=20).to_json(), True)
     train(data, out, SMALL, resume=True, quiet=True)
     close(tensors(out), tensors(plain))
     assert [entry["step"] for entry in read_run(out)["resumed"]] == [5, 10, 15, 20]
@@ -145,15 +144,15 @@ def test_a_checkpoint_goes_on_in_another_strategy(data: Path, tmp_path: Path, pl
 
 def test_hot_rows_saved_more_often(data: Path, tmp_path: Path) -> None:
     """A killed run goes on from the step of the hot rows; the others are those of the full checkpoint."""
-    config = replace(SMALL, strategy="two-fold", hot_bytes="3KB", save_every=8, save_hot_every=3)
+    config = SMALL.replace(strategy="two-fold", hot_bytes="3KB", save_every=8, save_hot_every=3)
     at = {step: tmp_path / str(step) for step in (8, 12)}
     for step, folder in at.items():
-        run(f"{HERE}:train_run", 2, str(data), str(folder), asdict(replace(config, steps=step)))
+        run(f"{HERE}:train_run", 2, str(data), str(folder), config.replace(steps=step).to_json())
     out = tmp_path / "run"
-    run(f"{HERE}:train_until", 2, str(data), str(out), asdict(config), 14)
+    run(f"{HERE}:train_until", 2, str(data), str(out), config.to_json(), 14)
     assert checkpoint.latest(out / CHECKPOINTS) == out / CHECKPOINTS / "step-00000008"
     assert (out / CHECKPOINTS / "hot-00000012").exists()
-    (step, found, hot_rows), _ = run(f"{HERE}:restored", 2, str(data), str(out), asdict(config))
+    (step, found, hot_rows), _ = run(f"{HERE}:restored", 2, str(data), str(out), config.to_json())
     assert step == 12
     older, newer = tensors(at[8]), tensors(at[12])
     differ = 0
@@ -167,15 +166,15 @@ def test_hot_rows_saved_more_often(data: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_goes_on_at_another_number_of_processes(data: Path, tmp_path: Path, plain: Path) -> None:
     out = tmp_path / "run"
-    run(f"{HERE}:train_run", 2, str(data), str(out), asdict(replace(DATA_PARALLEL, steps=7)))
-    run(f"{HERE}:train_run", 3, str(data), str(out), {**asdict(DATA_PARALLEL), "steps": 15}, True)
+    run(f"{HERE}:train_run", 2, str(data), str(out), DATA_PARALLEL.replace(steps=7).to_json())
+    run(f"{HERE}:train_run", 3, str(data), str(out), {**DATA_PARALLEL.to_json(), "steps": 15}, True)
     train(data, out, SMALL, resume=True, quiet=True)
     close(tensors(out), tensors(plain))
     assert [entry["step"] for entry in read_run(out)["resumed"]] == [7, 15]
 
 
 def test_local_tables_learn_and_resume_to_the_same_bits(data: Path, tmp_path: Path) -> None:
-    settings = asdict(replace(LOCAL, save_every=10))  # saving merges: both runs must save alike
+    settings = LOCAL.replace(save_every=10).to_json()  # saving merges: both runs must save alike
     results = run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "whole"), settings)
     run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "parts"), {**settings, "steps": 10})
     run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "parts"), settings, True)
@@ -187,7 +186,7 @@ def test_local_tables_learn_and_resume_to_the_same_bits(data: Path, tmp_path: Pa
 
 
 def test_ranks_told_different_things_are_refused(data: Path, bag_data: Path, tmp_path: Path) -> None:
-    settings = asdict(DATA_PARALLEL)
+    settings = DATA_PARALLEL.to_json()
     for text in run(f"{HERE}:train_with_other_settings", 2, str(data), str(tmp_path / "a"), settings):
         assert "--lr is '0.5' on rank 1 and '0.05' on rank 0" in text
     for text in run(f"{HERE}:train_on", 2, [str(data), str(bag_data)], str(tmp_path / "b"), settings):
@@ -197,7 +196,7 @@ def test_ranks_told_different_things_are_refused(data: Path, bag_data: Path, tmp
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(data: Path, tmp_path: Path, plain: Path) -> None:
-    settings = asdict(replace(DATA_PARALLEL, epochs=10_000))
+    settings = DATA_PARALLEL.replace(epochs=10_000).to_json()
     first, second = run(f"{HERE}:stopped_by_a_signal", 2, str(data), str(tmp_path / "run"), settings)
     assert first == second
     step = checkpoint.read(checkpoint.latest(tmp_path / "run" / CHECKPOINTS)).step  # type: ignore[arg-type]
@@ -207,7 +206,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(data: Path, tmp_path: P
 
 def test_a_loss_that_is_no_number_on_one_rank_stops_all_before_the_update(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    (first, kept), (second, also_kept) = run(f"{HERE}:one_bad_loss", 2, str(data), str(out), asdict(DATA_PARALLEL))
+    (first, kept), (second, also_kept) = run(f"{HERE}:one_bad_loss", 2, str(data), str(out), DATA_PARALLEL.to_json())
     assert "the loss of rank 1 is nan at step 3" in first
     assert "nothing was updated" in second
     assert kept
@@ -217,28 +216,28 @@ def test_a_loss_that_is_no_number_on_one_rank_stops_all_before_the_update(data: 
 
 def test_more_processes_than_samples_in_the_last_batch(tmp_path: Path) -> None:
     write_prepared(SyntheticConfig(rows=162, cardinalities=(9, 5), num_dense=1, bag_lengths=(3, 1)), tmp_path / "data")
-    settings = replace(SMALL, batch_size=64, strategy="data-parallel", optimizer="adam")
-    run(f"{HERE}:train_run", 3, str(tmp_path / "data"), str(tmp_path / "run"), asdict(settings))
-    train(tmp_path / "data", tmp_path / "one", replace(settings, strategy="plain"), quiet=True)
+    settings = SMALL.replace(batch_size=64, strategy="data-parallel", optimizer="adam")
+    run(f"{HERE}:train_run", 3, str(tmp_path / "data"), str(tmp_path / "run"), settings.to_json())
+    train(tmp_path / "data", tmp_path / "one", settings.replace(strategy="plain"), quiet=True)
     rows = json.loads((tmp_path / "data" / "schema.json").read_text())["splits"]["train"]["rows"]
     assert rows % 64 in (1, 2), "the last batch leaves a rank without samples"
     close(tensors(tmp_path / "run"), tensors(tmp_path / "one"))
 
 
 def test_a_start_that_was_refused_leaves_its_folder_free(data: Path, tmp_path: Path) -> None:
-    config = replace(SMALL, strategy="two-fold", hot_bytes="1B", steps=2)
+    config = SMALL.replace(strategy="two-fold", hot_bytes="1B", steps=2)
     with pytest.raises(Exception, match="less than the 20 B of a single row"):
-        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(config))
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), config.to_json())
     assert (tmp_path / "run" / "rank-0.log").exists()
-    run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(replace(config, hot_bytes="4KB")))
+    run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), config.replace(hot_bytes="4KB").to_json())
     with pytest.raises(Exception, match="exists already"):  # now it has a run
-        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(replace(config, hot_bytes="4KB")))
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), config.replace(hot_bytes="4KB").to_json())
 
 
 def test_strategies_of_one_process_are_refused_for_several(data: Path, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="--strategy plain is for one process, and there are 2: use --strategy data-p"):
-        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), asdict(SMALL))
-    train(data, tmp_path / "alone", replace(DATA_PARALLEL, steps=2), quiet=True)  # the other way round is fine
+        run(f"{HERE}:train_run", 2, str(data), str(tmp_path / "run"), SMALL.to_json())
+    train(data, tmp_path / "alone", DATA_PARALLEL.replace(steps=2), quiet=True)  # the other way round is fine
 
 
 def planned_for_two(data: Path, path: Path) -> Path:
@@ -253,8 +252,8 @@ def planned_for_two(data: Path, path: Path) -> Path:
 
 def test_a_plan_for_two_processes_is_followed(data: Path, tmp_path: Path, plain: Path) -> None:
     path, out = planned_for_two(data, tmp_path / "plan.json"), tmp_path / "run"
-    config = TrainConfig(plan=str(path), log_every=5, lr=0.05, seed=3, timeout=20)
-    first, second = run(f"{HERE}:train_run", 2, str(data), str(out), asdict(config))
+    config = TrainConfig.of(plan=str(path), log_every=5, lr=0.05, seed=3, timeout=20)
+    first, second = run(f"{HERE}:train_run", 2, str(data), str(out), config.to_json())
     close(tensors(out), tensors(plain))
     stages = {row["stage"]: row for row in first["stages"]}
     assert stages["exchange"]["predicted"] > 0
@@ -268,9 +267,15 @@ def test_a_plan_for_two_processes_is_followed(data: Path, tmp_path: Path, plain:
 def test_a_plan_for_another_number_of_processes(data: Path, tmp_path: Path) -> None:
     path = planned_for_two(data, tmp_path / "plan.json")
     with pytest.raises(ConfigError, match="is for 2 processes, and this run has 1: plan with --world-size 1, or start"):
-        train(data, tmp_path / "alone", TrainConfig(plan=str(path)), quiet=True)
+        train(data, tmp_path / "alone", TrainConfig.of(plan=str(path)), quiet=True)
     with pytest.raises(Exception, match="is for 2 processes, and this run has 3"):
-        run(f"{HERE}:train_run", 3, str(data), str(tmp_path / "three"), asdict(TrainConfig(plan=str(path), timeout=20)))
+        run(
+            f"{HERE}:train_run",
+            3,
+            str(data),
+            str(tmp_path / "three"),
+            TrainConfig.of(plan=str(path), timeout=20).to_json(),
+        )
     assert not (tmp_path / "three" / "plan.json").exists()
 
 

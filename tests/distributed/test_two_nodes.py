@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from holdall.training.trainer import train
 from tests.distributed.harness import run
 
 ROOT = Path(__file__).resolve().parents[2]
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(8,), batch_size=512, log_every=2, lr=0.05)
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=512, log_every=2, lr=0.05)
 OPTIONS = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "512", "--log-every", "2", "--lr", "0.05"]
 
 
@@ -76,7 +75,7 @@ def test_two_hosts_train_the_model_of_one(two_hosts: list[Host], data: Path, tmp
     assert second == 0, nothing
     assert out.count("trained 7 steps") == 1
     assert "trained" not in nothing, "rank 0 alone speaks"
-    train(data, tmp_path / "one", replace(SMALL, strategy="plain"), quiet=True)
+    train(data, tmp_path / "one", SMALL.replace(strategy="plain"), quiet=True)
     found, expected = read_metrics(tmp_path / "run"), read_metrics(tmp_path / "one")
     assert [(row["step"], row["split"]) for row in found] == [(row["step"], row["split"]) for row in expected]
     for row, other in zip(found, expected, strict=True):

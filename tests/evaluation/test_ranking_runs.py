@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from holdall.training.trainer import train
 from tests.data.raw_files import write_lines
 from tests.data.test_taobao import write_set
 
-GMF = TrainConfig(model="gmf", epochs=6, batch_size=100, optimizer="adam", lr=0.05, negatives=2, device="cpu")
-DLRM = TrainConfig(dim=4, bottom=(4,), top=(4,), batch_size=256, epochs=1, device="cpu")
+GMF = TrainConfig.of(model="gmf", epochs=6, batch_size=100, optimizer="adam", lr=0.05, negatives=2, device="cpu")
+DLRM = TrainConfig.of(dim=4, bottom=(4,), top=(4,), batch_size=256, epochs=1, device="cpu")
 
 
 def films(folder: Path, **options: Any) -> Path:
@@ -60,7 +59,7 @@ def test_an_implicit_set_is_ranked_from_the_raw_file_on(tmp_path: Path, capsys: 
 
 def test_every_epoch_is_ranked_on_the_validation_pairs_and_the_best_by_ndcg_is_kept(tmp_path: Path) -> None:
     data, run = films(tmp_path), tmp_path / "run"
-    train(data, run, replace(GMF, epochs=12, early_stopping=3), quiet=True)
+    train(data, run, GMF.replace(epochs=12, early_stopping=3), quiet=True)
     rows = [row for row in read_metrics(run) if row["split"] == "valid"]
     assert [row["epoch"] for row in rows] == list(range(1, len(rows) + 1))
     best = max(rows, key=lambda row: row["ndcg@10"])
@@ -73,7 +72,7 @@ def test_every_epoch_is_ranked_on_the_validation_pairs_and_the_best_by_ndcg_is_k
 @pytest.mark.parametrize(("by", "better"), [("hr", max), ("auc", max), ("logloss", min)])
 def test_the_best_can_be_by_something_else(tmp_path: Path, by: str, better: Any) -> None:
     data, run = films(tmp_path), tmp_path / "run"
-    config = replace(GMF, early_stopping=99, best_by=by, rank_at=3)
+    config = GMF.replace(early_stopping=99, best_by=by, rank_at=3)
     train(data, run, config, quiet=True)
     rows = [row for row in read_metrics(run) if row["split"] == "valid"]
     name = "hr@3" if by == "hr" else by
@@ -83,28 +82,28 @@ def test_the_best_can_be_by_something_else(tmp_path: Path, by: str, better: Any)
 
 def test_a_resumed_run_remembers_its_best(tmp_path: Path) -> None:
     data = films(tmp_path)
-    config = replace(GMF, early_stopping=99)
+    config = GMF.replace(early_stopping=99)
     train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", replace(config, epochs=3), quiet=True)
+    train(data, tmp_path / "parts", config.replace(epochs=3), quiet=True)
     train(data, tmp_path / "parts", config, quiet=True, resume=True)
     best = [checkpoint.latest(tmp_path / name / BEST).name for name in ("whole", "parts")]  # type: ignore[union-attr]
     assert best[0] == best[1]
 
 
 def test_ranking_can_be_turned_off(tmp_path: Path) -> None:
-    result = train(films(tmp_path), tmp_path / "run", replace(GMF, epochs=1, rank_at=0, early_stopping=1), quiet=True)
+    result = train(films(tmp_path), tmp_path / "run", GMF.replace(epochs=1, rank_at=0, early_stopping=1), quiet=True)
     assert "logloss" in result["valid"]
     assert "hr@10" not in result["valid"]
 
 
 def test_positives_alone_are_ranked_and_have_no_auc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = films(tmp_path, negatives=0)
-    train(data, tmp_path / "run", replace(GMF, epochs=1, early_stopping=2), quiet=True)
+    train(data, tmp_path / "run", GMF.replace(epochs=1, early_stopping=2), quiet=True)
     found = evaluated(capsys, tmp_path / "run")
     assert "auc" not in found
     assert "hr@10" in found
     with pytest.raises(ConfigError, match="--best-by auc needs both labels in the validation split"):
-        train(data, tmp_path / "auc", replace(GMF, best_by="auc"), quiet=True)
+        train(data, tmp_path / "auc", GMF.replace(best_by="auc"), quiet=True)
 
 
 def test_candidates_that_are_the_chosen_item_are_left_out_and_said(
@@ -119,7 +118,7 @@ def test_candidates_that_are_the_chosen_item_are_left_out_and_said(
     schema = prepare(files, tmp_path / "data", PrepareConfig(format="movielens", candidates=1))
     counts = schema.source["counts"]
     assert (counts["negatives_equal_positive"], counts["negatives_repeated"]) == (2, 1)
-    train(tmp_path / "data", tmp_path / "run", replace(GMF, epochs=1), quiet=True)
+    train(tmp_path / "data", tmp_path / "run", GMF.replace(epochs=1), quiet=True)
     found = evaluated(capsys, tmp_path / "run", "--k", 1)
     assert (found["cases"], found["dropped"]) == (2, 3)
     main(["evaluate", str(tmp_path / "run"), "--device", "cpu"])
@@ -137,7 +136,7 @@ def test_dirt_goes_all_the_way(tmp_path: Path) -> None:
     assert all(counts[name] for name in ("duplicate_events", "users_without_events", "users_with_one_event"))
     assert all(counts[name] for name in ("held_out_events_of_unseen_items", "held_out_events_of_unseen_users"))
     assert all(counts[name] for name in ("events_without_history", "histories_cut", "users_without_valid_event"))
-    tbsm = TrainConfig(model="tbsm", dim=4, epochs=1, batch_size=8, device="cpu", model_setting=("length=3",))
+    tbsm = TrainConfig.of(model="tbsm", dim=4, epochs=1, batch_size=8, device="cpu", model_setting=("length=3",))
     result = train(tmp_path / "data", tmp_path / "run", tbsm, quiet=True)
     assert result["valid"]["cases"] == 2
     assert evaluate(tmp_path / "run", device="cpu")["cases"] == 3
@@ -171,9 +170,9 @@ def test_ranking_that_cannot_be_had(data: Path, tmp_path: Path) -> None:
         evaluate_ranking(run)
     for by in ("ndcg", "hr"):
         with pytest.raises(ConfigError, match=f"--best-by {by} needs ranking cases"):
-            train(data, tmp_path / "other", replace(DLRM, best_by=by), quiet=True)  # type: ignore[arg-type]
+            train(data, tmp_path / "other", DLRM.replace(best_by=by), quiet=True)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="which --rank-at 0 turns off"):
-            TrainConfig(best_by=by, rank_at=0)  # type: ignore[arg-type]
+            TrainConfig.of(best_by=by, rank_at=0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="--rank-at must be 0 or more"):
-        TrainConfig(rank_at=-1)
+        TrainConfig.of(rank_at=-1)
     assert not (tmp_path / "other").exists()

@@ -223,7 +223,7 @@ def train_with_another_version(data: str, out: str, settings: dict[str, Any], pa
         found = start.versions
         start.versions = lambda: {**found(), package: "0.0.1"}
     try:
-        trainer.train(Path(data), Path(out), TrainConfig(**settings), quiet=True)
+        trainer.train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True)
     except ProcessError as error:
         return str(error)
     return "trained"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -73,7 +72,7 @@ def test_who_does_not_come_is_named() -> None:
 
 
 def test_other_versions_are_refused(clicks: Path, tmp_path: Path) -> None:
-    settings = asdict(TrainConfig(strategy="data-parallel", timeout=20))
+    settings = TrainConfig.of(strategy="data-parallel", timeout=20).to_json()
     for name in ("torch", "holdall"):
         out = tmp_path / name
         for text in run("tests.faults.inject:train_with_another_version", 2, str(clicks), str(out), settings, name):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -152,11 +151,11 @@ def test_a_step_does_not_wait_for_the_device() -> None:
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])
 def test_training_on_both_paths_is_one_curve(data: Path, tmp_path: Path, precision: str, tolerance: float) -> None:
-    config = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=128, log_every=5, epochs=2, device="cuda")
+    config = TrainConfig.of(dim=16, bottom=(32,), top=(32,), batch_size=128, log_every=5, epochs=2, device="cuda")
     curves = []
     for path in ("triton", "torch"):
         with kernel_path(path):
-            train(data, tmp_path / path, replace(config, precision=precision), quiet=True)
+            train(data, tmp_path / path, config.replace(precision=precision), quiet=True)
         curves.append([row["loss"] for row in read_metrics(tmp_path / path) if row["split"] == "train"])
     assert len(curves[0]) == 10
     assert curves[0][-1] < curves[0][0]

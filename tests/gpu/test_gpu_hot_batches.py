@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.gpu.runs import model_of, write_clicks
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)
 
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     dim=16,
     bottom=(32,),
     top=(32,),
@@ -40,7 +39,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """Nothing ahead, copied by the host, no graph."""
     run = tmp_path_factory.mktemp("plain") / "run"
-    train(clicks, run, replace(CONFIG, cuda_graph="off", fetch_by="copy", prefetch=0), quiet=True)
+    train(clicks, run, CONFIG.replace(cuda_graph="off", fetch_by="copy", prefetch=0), quiet=True)
     return model_of(run)
 
 
@@ -56,7 +55,7 @@ def plain(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     ids=["copy-2", "kernel-0", "as it comes", "kernel-2", "kernel-4"],
 )
 def test_the_same_bits(clicks: Path, plain: dict[str, torch.Tensor], tmp_path: Path, options: dict[str, Any]) -> None:
-    result = train(clicks, tmp_path / "run", replace(CONFIG, **options), quiet=True)
+    result = train(clicks, tmp_path / "run", CONFIG.replace(**options), quiet=True)
     found = model_of(tmp_path / "run")
     assert [name for name in plain if not torch.equal(plain[name], found[name])] == []
     hot_steps = int(result["hot_share_of_inputs"] * 32_000 / 512) * 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ if not HAS_TRITON:
 
 from tests.kernels import triton_checks as checks
 
-SMALL = TrainConfig(
+SMALL = TrainConfig.of(
     dim=16, bottom=(32,), top=(32,), batch_size=128, log_every=1, epochs=2, lr=0.05, device="cuda", warmup_steps=4,
     decay_start=10, decay_steps=60,
 )  # fmt: skip
@@ -45,7 +44,7 @@ def parameters(
 ) -> tuple[list[float], dict[str, torch.Tensor], dict[str, Any]]:
     """Losses, everything that a run changed, and what it says of itself."""
     trainer = None
-    with kernel_path(config.kernels):
+    with kernel_path(config.device.kernels):
         trainer = Trainer(data, run, config, quiet=True)
         said = trainer.run()
     return curve(run), {name: tensor.clone() for name, tensor in trainer.tensors().items()}, said
@@ -62,9 +61,9 @@ def parameters(
     ids=lambda options: "-".join(str(value) for value in options.values()),
 )
 def test_a_graph_gives_the_same_bits(data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    config = replace(SMALL, **options)
-    losses, tensors, said = parameters(data, tmp_path / "graph", replace(config, cuda_graph="on"))
-    expected_losses, expected, plain = parameters(data, tmp_path / "eager", replace(config, cuda_graph="off"))
+    config = SMALL.replace(**options)
+    losses, tensors, said = parameters(data, tmp_path / "graph", config.replace(cuda_graph="on"))
+    expected_losses, expected, plain = parameters(data, tmp_path / "eager", config.replace(cuda_graph="off"))
     assert int(said["cuda_graph"].split()[0]) > 30
     assert "cuda_graph" not in plain
     assert losses == expected_losses
@@ -77,10 +76,10 @@ def test_a_graph_gives_the_same_bits(data: Path, tmp_path: Path, options: dict[s
     "options", [{"method": "frobenius"}, {"method": "hot_cold", "setting": ("hot_rows=20", "cold=frobenius")}]
 )
 def test_compressed_tables_in_a_graph(data: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    config = replace(SMALL, optimizer="sgd", min_rows=40, **options)
-    losses, tensors, _ = parameters(data, tmp_path / "graph", replace(config, cuda_graph="on"))
-    expected_losses, expected, _ = parameters(data, tmp_path / "eager", replace(config, cuda_graph="off"))
-    plain_losses, plain, _ = parameters(data, tmp_path / "torch", replace(config, cuda_graph="off", kernels="torch"))
+    config = SMALL.replace(optimizer="sgd", min_rows=40, **options)
+    losses, tensors, _ = parameters(data, tmp_path / "graph", config.replace(cuda_graph="on"))
+    expected_losses, expected, _ = parameters(data, tmp_path / "eager", config.replace(cuda_graph="off"))
+    plain_losses, plain, _ = parameters(data, tmp_path / "torch", config.replace(cuda_graph="off", kernels="torch"))
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected_losses), rtol=1e-5, atol=0.0)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain_losses), rtol=1e-3, atol=0.0)
     for name in expected:
@@ -90,13 +89,13 @@ def test_compressed_tables_in_a_graph(data: Path, tmp_path: Path, options: dict[
 
 def test_graphs_that_cannot_be_had(data: Path, bag_data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="features have several ids or weights"):
-        train(bag_data, tmp_path / "bags", replace(SMALL, cuda_graph="on"), quiet=True)
+        train(bag_data, tmp_path / "bags", SMALL.replace(cuda_graph="on"), quiet=True)
     with pytest.raises(ConfigError, match="rows are not updated by Triton kernels"):
-        train(data, tmp_path / "torch", replace(SMALL, cuda_graph="on", kernels="torch"), quiet=True)
+        train(data, tmp_path / "torch", SMALL.replace(cuda_graph="on", kernels="torch"), quiet=True)
     said = train(bag_data, tmp_path / "auto", SMALL, quiet=True)
     assert said["cuda_graph"] == "0 steps"
     said = train(
-        data, tmp_path / "waits", replace(SMALL, method="memcom", setting=("buckets=9",), min_rows=40), quiet=True
+        data, tmp_path / "waits", SMALL.replace(method="memcom", setting=("buckets=9",), min_rows=40), quiet=True
     )
     assert "a step waits for the device" in said["cuda_graph"]
 
@@ -189,7 +188,7 @@ def test_norm_of_summed_gradients(kind: str) -> None:
 def test_two_byte_tables_learn(data: Path, tmp_path: Path) -> None:
     curves = []
     for dtype in ("float32", "bf16", "fp16"):
-        config = replace(SMALL, table_dtype=dtype, stochastic_rounding=dtype != "float32", kernels="triton")
+        config = SMALL.replace(table_dtype=dtype, stochastic_rounding=dtype != "float32", kernels="triton")
         train(data, tmp_path / dtype, config, quiet=True)
         curves.append(torch.tensor(curve(tmp_path / dtype)))
     for found in curves[1:]:  # they start from other draws

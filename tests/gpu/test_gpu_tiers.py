@@ -32,8 +32,8 @@ from tests.gpu.runs import model_of, write_clicks
 from tests.kernels import host_rows_checks as checks
 from tests.planning.made_up_hardware import hardware
 
-SMALL = TrainConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
-SPLIT = replace(SMALL, strategy="split", hot_bytes="20KB")
+SMALL = TrainConfig.of(dim=16, bottom=(32,), top=(32,), batch_size=512, deterministic=True, lr=0.05, device="cuda")
+SPLIT = SMALL.replace(strategy="split", hot_bytes="20KB")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def none_ahead(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     def run(optimizer: str) -> dict[str, torch.Tensor]:
         if optimizer not in found:
             out = tmp_path_factory.mktemp("none-ahead") / optimizer
-            config = replace(SPLIT, optimizer=optimizer, fetch_by="copy", prefetch=0, cuda_graph="off")  # type: ignore[arg-type]
+            config = SPLIT.replace(optimizer=optimizer, fetch_by="copy", prefetch=0, cuda_graph="off")  # type: ignore[arg-type]
             train(clicks, out, config, quiet=True)
             found[optimizer] = model_of(out)
         return found[optimizer]
@@ -76,7 +76,7 @@ def test_fetching_ahead_changes_no_bit(
     optimizer: str,
     options: dict[str, object],
 ) -> None:
-    config = replace(SPLIT, optimizer=optimizer, **options)  # type: ignore[arg-type]
+    config = SPLIT.replace(optimizer=optimizer, **options)  # type: ignore[arg-type]
     result = train(clicks, tmp_path / "ahead", config, quiet=True)
     none, ahead = none_ahead(optimizer), model_of(tmp_path / "ahead")
     assert [name for name in none if not torch.equal(none[name], ahead[name])] == []
@@ -87,7 +87,7 @@ def test_fetching_ahead_changes_no_bit(
 
 def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    trainer = Trainer(clicks, tmp_path / "run", replace(SPLIT, steps=4), quiet=True)
+    trainer = Trainer(clicks, tmp_path / "run", SPLIT.replace(steps=4), quiet=True)
     (pack,) = trainer.strategy.tiers.packs
     assert pack.moves is not None
 
@@ -96,11 +96,11 @@ def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkey
     """Over epochs that end in a batch that is not full, with the bits that they have one by one."""
     captured, capture = [], GraphCache._captured
     monkeypatch.setattr(GraphCache, "_captured", lambda *given: captured.append(given) or capture(*given))
-    config = replace(SPLIT, epochs=4, prefetch=2, fetch_by="kernel")
+    config = SPLIT.replace(epochs=4, prefetch=2, fetch_by="kernel")
     train(clicks, tmp_path / "replayed", config, quiet=True)
     assert len(captured) >= 25  # five of each of five rooms
     captured.clear()
-    train(clicks, tmp_path / "launched", replace(config, cuda_graph="off"), quiet=True)
+    train(clicks, tmp_path / "launched", config.replace(cuda_graph="off"), quiet=True)
     assert not captured
     found, expected = model_of(tmp_path / "replayed"), model_of(tmp_path / "launched")
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -108,7 +108,7 @@ def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkey
 
 def test_a_kernel_cannot_reach_the_disk(clicks: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--fetch-by kernel cannot be had, the rows are on disk"):
-        train(clicks, tmp_path / "run", replace(SPLIT, fetch_by="kernel", tail="disk"), quiet=True)
+        train(clicks, tmp_path / "run", SPLIT.replace(fetch_by="kernel", tail="disk"), quiet=True)
 
 
 @pytest.mark.parametrize(("batch", "transposed"), [(1, False), (50, True), (20_000, True)])
@@ -147,9 +147,9 @@ def test_rows_of_other_rooms() -> None:
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2, "refresh_hot": 7}], ids=["split", "refreshed"])
 def test_split_equals_plain_in_plain_torch(clicks: Path, tmp_path: Path, options: dict[str, object]) -> None:
     """Triton's sums of a popular row depend on how many rows come before it, so on where rows lie; torch's do not."""
-    config = replace(SMALL, kernels="torch", optimizer="adagrad")
-    train(clicks, tmp_path / "plain", replace(config, cuda_graph="off"), quiet=True)
-    other = replace(config, strategy="split", hot_bytes="20KB", **options)  # type: ignore[arg-type]
+    config = SMALL.replace(kernels="torch", optimizer="adagrad")
+    train(clicks, tmp_path / "plain", config.replace(cuda_graph="off"), quiet=True)
+    other = config.replace(strategy="split", hot_bytes="20KB", **options)  # type: ignore[arg-type]
     train(clicks, tmp_path / "split", other, quiet=True)
     plain, split = model_of(tmp_path / "plain"), model_of(tmp_path / "split")
     assert [name for name in plain if not torch.equal(plain[name], split[name])] == []
@@ -157,7 +157,7 @@ def test_split_equals_plain_in_plain_torch(clicks: Path, tmp_path: Path, options
 
 def test_split_is_close_to_plain(clicks: Path, tmp_path: Path) -> None:
     train(clicks, tmp_path / "plain", SMALL, quiet=True)
-    train(clicks, tmp_path / "split", replace(SMALL, strategy="split", hot_bytes="20KB"), quiet=True)
+    train(clicks, tmp_path / "split", SMALL.replace(strategy="split", hot_bytes="20KB"), quiet=True)
     plain, split = model_of(tmp_path / "plain"), model_of(tmp_path / "split")
     assert all(torch.allclose(plain[name], split[name], rtol=1e-3, atol=1e-4) for name in plain)
 
@@ -168,7 +168,7 @@ def test_hot_batches_and_tables_on_the_host(clicks: Path, tmp_path: Path) -> Non
         "host": {"strategy": "host"},
         "hot": {"strategy": "hot-batches", "hot_bytes": "100KB", "prefetch": 2},
     }.items():
-        train(clicks, tmp_path / name, replace(SMALL, epochs=2, **options), quiet=True)  # type: ignore[arg-type]
+        train(clicks, tmp_path / name, SMALL.replace(epochs=2, **options), quiet=True)  # type: ignore[arg-type]
         aucs.append(evaluate(tmp_path / name)["auc"])
     assert min(aucs) > 0.6
     assert abs(aucs[0] - aucs[1]) < 0.05
@@ -188,9 +188,9 @@ def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: 
     )
     edited = replace(whole, tables=tables, strategy="split", prefetch=2, forecast=None)
     predict(edited, clicks, hardware=hardware(device="cuda")).save(tmp_path / "plan.json")
-    config = TrainConfig(plan=str(tmp_path / "plan.json"), epochs=4, deterministic=True, lr=0.05, device="cuda")
+    config = TrainConfig.of(plan=str(tmp_path / "plan.json"), epochs=4, deterministic=True, lr=0.05, device="cuda")
     captured = train(clicks, tmp_path / "captured", config, quiet=True)
-    train(clicks, tmp_path / "launched", replace(config, cuda_graph="off"), quiet=True)
+    train(clicks, tmp_path / "launched", config.replace(cuda_graph="off"), quiet=True)
     assert int(captured["cuda_graph"].split()[0]) > 20
     found, expected = model_of(tmp_path / "captured"), model_of(tmp_path / "launched")
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
@@ -198,7 +198,7 @@ def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: 
 
 def test_tables_on_the_host_learn_the_same(clicks: Path, tmp_path: Path) -> None:
     train(clicks, tmp_path / "plain", SMALL, quiet=True)
-    train(clicks, tmp_path / "host", replace(SMALL, strategy="host"), quiet=True)
+    train(clicks, tmp_path / "host", SMALL.replace(strategy="host"), quiet=True)
     plain, host = model_of(tmp_path / "plain"), model_of(tmp_path / "host")
     assert all(torch.allclose(plain[name], host[name], rtol=1e-3, atol=1e-4) for name in plain)
 

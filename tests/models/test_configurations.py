@@ -20,7 +20,7 @@ def schema_for(family: str) -> Schema:
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_configuration_scores_a_batch(name: str) -> None:
     schema = schema_for(configuration(name).family)
-    config = TrainConfig(model=name, model_scale=1 / 8)
+    config = TrainConfig.of(model=name, model_scale=1 / 8)
     batch = history_batch(schema, [2] * 6) if configuration(name).family == "tbsm" else click_batch(schema)
     assert config.build_model(schema)(batch).shape == (6,)
 
@@ -28,24 +28,24 @@ def test_every_configuration_scores_a_batch(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TrainConfig(model="rmc2", dim=8, top=(64,)), DLRMConfig(dim=8, bottom=(512, 256, 64), top=(64,))),
+        (TrainConfig.of(model="rmc2", dim=8, top=(64,)), DLRMConfig(dim=8, bottom=(512, 256, 64), top=(64,))),
         (
-            TrainConfig(model="dcn", bottom=(32,), model_setting=("rank=4", "structure=parallel", "cross-layers=2")),
+            TrainConfig.of(model="dcn", bottom=(32,), model_setting=("rank=4", "structure=parallel", "cross-layers=2")),
             DCNConfig(bottom=(32,), rank=4, structure="parallel", cross_layers=2),
         ),
-        (TrainConfig(model="gmf", model_setting=("factors=64",)), NCFConfig(parts="gmf", factors=64)),
+        (TrainConfig.of(model="gmf", model_setting=("factors=64",)), NCFConfig(parts="gmf", factors=64)),
         (
-            TrainConfig(model="tbsm", dim=4, model_setting=("event=9", "length=3", "bottom=8,4")),
+            TrainConfig.of(model="tbsm", dim=4, model_setting=("event=9", "length=3", "bottom=8,4")),
             TBSMConfig(dim=4, event=(9,), length=3, bottom=(8, 4)),
         ),
-        (TrainConfig(model="tbsm", model_setting=("top=",)), TBSMConfig(top=())),
+        (TrainConfig.of(model="tbsm", model_setting=("top=",)), TBSMConfig(top=())),
     ],
 )
 def test_settings_change_the_named_configuration(config: TrainConfig, expected: object) -> None:
-    assert config.model_config() == expected
+    assert config.model.model_config() == expected
     again = TrainConfig.from_json(json.loads(json.dumps(config.to_json())))
     assert again == config
-    assert again.model_config() == expected
+    assert again.model.model_config() == expected
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_settings_change_the_named_configuration(config: TrainConfig, expected: 
 )
 def test_what_does_not_go_together(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**settings)
+        TrainConfig.of(**settings)
 
 
 def test_scaling() -> None:
@@ -73,6 +73,6 @@ def test_scaling() -> None:
     assert DCNConfig(bottom=None, rank=None, top=(3,)).scaled(0.1) == DCNConfig(bottom=None, rank=None, top=(1,))
     assert configuration("dcn-mlperf").scaled(2).rank == 1024
     assert NCFConfig(factors=8).scaled(4).tower == (128, 64, 32)
-    assert TrainConfig(model="rmc3", model_scale=0.5, top=(7,)).model_config() == DLRMConfig(
+    assert TrainConfig.of(model="rmc3", model_scale=0.5, top=(7,)).model.model_config() == DLRMConfig(
         dim=64, bottom=(256, 128), top=(7,)
     )

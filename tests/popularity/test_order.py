@@ -377,13 +377,15 @@ def test_the_order_of_another_data_set_is_refused(ordered: Path, tmp_path: Path)
 def test_a_model_of_the_old_order_is_not_used_with_the_new_one(plain: Path, ordered: Path, tmp_path: Path) -> None:
     """Tables have the same sizes, so nothing but the schema can tell."""
     run = tmp_path / "run"
-    config = TrainConfig(dim=4, bottom=(4,), top=(4,), steps=2, batch_size=64)
+    config = TrainConfig.of(dim=4, bottom=(4,), top=(4,), steps=2, batch_size=64)
     train(plain, run, config, quiet=True)
     assert evaluate(run)["samples"] == 3000
     with pytest.raises(CheckpointError, match="not the one this model was trained on"):
         evaluate(run, data=ordered)
     with pytest.raises(CheckpointError, match="not the one this model was trained on"):
-        train(ordered, run, TrainConfig(dim=4, bottom=(4,), top=(4,), steps=4, batch_size=64), resume=True, quiet=True)
+        train(
+            ordered, run, TrainConfig.of(dim=4, bottom=(4,), top=(4,), steps=4, batch_size=64), resume=True, quiet=True
+        )
     train(ordered, tmp_path / "new", config, quiet=True)
     assert evaluate(tmp_path / "new", data=ordered)["samples"] == 3000
     order(plain, tmp_path / "another", OrderConfig(window=3, partners=1))  # the same boundaries, other ids behind them

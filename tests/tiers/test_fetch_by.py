@@ -43,4 +43,4 @@ def test_rows_that_kernels_do_not_reach(tmp_path: Path) -> None:
 
 def test_plain_training_has_no_rows_to_fetch() -> None:
     with pytest.raises(ConfigError, match="--fetch-by kernel goes with split"):
-        TrainConfig(fetch_by="kernel")
+        TrainConfig.of(fetch_by="kernel")

@@ -23,7 +23,7 @@ from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.trainer import STAGES_FILE, Trainer, train
 from tests.planning.made_up_hardware import hardware
 
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
 
 
 def made(data: Path, path: Path, places: dict[str, dict[str, object]], **changes: object) -> Path:
@@ -50,7 +50,7 @@ def test_tables_go_where_the_plan_says_and_learn_the_same(data: Path, tmp_path: 
     first, second, third = names(data)
     places = {first: {"hot_rows": 6, "tail": "host"}, third: {"hot_rows": 30, "tail": "disk"}}
     path = made(data, tmp_path / "plan.json", places, prefetch=2)
-    config = TrainConfig(plan=str(path), log_every=5, deterministic=True, lr=0.05)
+    config = TrainConfig.of(plan=str(path), log_every=5, deterministic=True, lr=0.05)
     packs = Trainer(data, tmp_path / "look", config, quiet=True).model.bags.packs
     found = {name: pack.hot_rows[name] for pack in packs if isinstance(pack, TieredPack) for name in pack.tables}
     assert found == {first: 6, third: 30}
@@ -80,7 +80,7 @@ def test_a_plan_that_mixes_memory_and_disk_learns_the_same(tmp_path: Path) -> No
     assert (mixed.table("C1").tail, mixed.table("C2").tail) == ("disk", "host")
     assert mixed.table("C1").hot_rows > 0
     mixed.save(tmp_path / "plan.json")
-    followed = TrainConfig(plan=str(tmp_path / "plan.json"), log_every=5, deterministic=True, lr=0.05)
+    followed = TrainConfig.of(plan=str(tmp_path / "plan.json"), log_every=5, deterministic=True, lr=0.05)
     train(data, tmp_path / "planned", followed, quiet=True)
     train(data, tmp_path / "plain", SMALL, quiet=True)
     ours, theirs = model_of(tmp_path / "planned"), model_of(tmp_path / "plain")
@@ -91,25 +91,25 @@ def test_compressed_tables_of_a_plan(data: Path, tmp_path: Path) -> None:
     third = names(data)[2]
     places = {third: {"method": Frobenius(rank=4), "hot_rows": 0, "tail": "compressed"}}
     path = made(data, tmp_path / "plan.json", places)
-    train(data, tmp_path / "run", TrainConfig(plan=str(path), steps=5), quiet=True)
+    train(data, tmp_path / "run", TrainConfig.of(plan=str(path), steps=5), quiet=True)
     assert evaluate(tmp_path / "run")["samples"] == 400
     assert isinstance(
-        Trainer(data, tmp_path / "look", TrainConfig(plan=str(path))).model.bags.table(third).method, Frobenius
+        Trainer(data, tmp_path / "look", TrainConfig.of(plan=str(path))).model.bags.table(third).method, Frobenius
     )
 
 
 def test_a_run_resumes_by_its_plan_and_by_no_other(data: Path, tmp_path: Path) -> None:
     first = names(data)[0]
     path = made(data, tmp_path / "plan.json", {first: {"hot_rows": 6, "tail": "host"}})
-    config = TrainConfig(plan=str(path), deterministic=True)
+    config = TrainConfig.of(plan=str(path), deterministic=True)
     train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", replace(config, steps=7), quiet=True)
+    train(data, tmp_path / "parts", config.replace(steps=7), quiet=True)
     train(data, tmp_path / "parts", config, resume=True, quiet=True)
     ours, theirs = model_of(tmp_path / "parts"), model_of(tmp_path / "whole")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     other = made(data, tmp_path / "other.json", {first: {"hot_rows": 7, "tail": "host"}})
     with pytest.raises(CheckpointError, match="was trained by another plan"):
-        train(data, tmp_path / "parts", replace(config, plan=str(other)), resume=True, quiet=True)
+        train(data, tmp_path / "parts", config.replace(plan=str(other)), resume=True, quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_settings_that_contradict_the_plan(
 ) -> None:
     path = made(data, tmp_path / "plan.json", {})
     with pytest.raises(ConfigError, match=message):
-        train(data, tmp_path / "run", TrainConfig(plan=str(path), **options), quiet=True)  # type: ignore[arg-type]
+        train(data, tmp_path / "run", TrainConfig.of(plan=str(path), **options), quiet=True)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 
@@ -134,13 +134,13 @@ def test_settings_that_contradict_the_plan(
 def test_settings_that_a_plan_decides(name: str) -> None:
     given = {"method": "quantized", "budget": "1MB", "hot_bytes": "1MB"}[name]
     with pytest.raises(ConfigError, match=f"leave --{name.replace('_', '-')} out"):
-        TrainConfig(plan="plan.json", **{name: given})  # type: ignore[arg-type]
+        TrainConfig.of(plan="plan.json", **{name: given})  # type: ignore[arg-type]
 
 
 def test_a_plan_for_other_tables(data: Path, bag_data: Path, tmp_path: Path) -> None:
     path = made(data, tmp_path / "plan.json", {})
     with pytest.raises(ConfigError, match=r"the plan was made for another data set|does not place table"):
-        train(bag_data, tmp_path / "run", TrainConfig(plan=str(path)), quiet=True)
+        train(bag_data, tmp_path / "run", TrainConfig.of(plan=str(path)), quiet=True)
 
 
 def test_a_plan_for_several_processes(data: Path, tmp_path: Path) -> None:
@@ -148,4 +148,4 @@ def test_a_plan_for_several_processes(data: Path, tmp_path: Path) -> None:
     several = replace(Plan.load(path), world_size=4)
     several.save(path)
     with pytest.raises(ConfigError, match="is for 4 processes"):
-        train(data, tmp_path / "run", TrainConfig(plan=str(path)), quiet=True)
+        train(data, tmp_path / "run", TrainConfig.of(plan=str(path)), quiet=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.trainer import Trainer, train
 
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     dim=4,
     bottom=(8,),
     top=(16,),
@@ -45,10 +44,10 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path, optimizer: str) -> None:
     """Fetching goes on while hot batches are computed, and over evaluations and saves in the middle."""
-    config = replace(CONFIG, optimizer=optimizer, save_every=31, evaluate_every=17)  # type: ignore[arg-type]
+    config = CONFIG.replace(optimizer=optimizer, save_every=31, evaluate_every=17)  # type: ignore[arg-type]
     train(data, tmp_path / "0", config, quiet=True)
     for prefetch in (1, 4):
-        train(data, tmp_path / str(prefetch), replace(config, prefetch=prefetch), quiet=True)
+        train(data, tmp_path / str(prefetch), config.replace(prefetch=prefetch), quiet=True)
         assert same(tensors(tmp_path / "0"), tensors(tmp_path / str(prefetch)))
 
 
@@ -68,7 +67,7 @@ def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(TieredPack, "needed", noting_needed)
     monkeypatch.setattr(TieredPack, "write_back", noting_take_home)
-    train(data, tmp_path / "run", replace(CONFIG, prefetch=2, steps=20), quiet=True)
+    train(data, tmp_path / "run", CONFIG.replace(prefetch=2, steps=20), quiet=True)
     assert 5 < len(computed) < 15
     assert len(found) == len(computed) + 2
 
@@ -86,12 +85,12 @@ def test_a_failure_while_hot_batches_run_is_raised_and_nothing_hangs(
 
     monkeypatch.setattr(TieredPack, "bring", failing)
     with pytest.raises(TierError, match=r"fetching the rows of step .* failed: the host is out of order"):
-        train(data, tmp_path / "run", replace(CONFIG, prefetch=3), quiet=True)
+        train(data, tmp_path / "run", CONFIG.replace(prefetch=3), quiet=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "holdall-loader"]
 
 
 def test_less_than_a_batch_of_hot_inputs(data: Path, tmp_path: Path) -> None:
-    result = train(data, tmp_path / "run", replace(CONFIG, batch_size=3000), quiet=True)
+    result = train(data, tmp_path / "run", CONFIG.replace(batch_size=3000), quiet=True)
     assert 0 < result["hot_share_of_inputs"] < 3000 / 3200
     assert result["steps"] == 2 * 2  # a short batch of either kind, in each of two epochs
 
@@ -99,9 +98,9 @@ def test_less_than_a_batch_of_hot_inputs(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("stop", [1, 23, 50, 77])
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_stopped_anywhere_and_resumed(data: Path, tmp_path: Path, stop: int, prefetch: int) -> None:
-    config = replace(CONFIG, prefetch=prefetch)
+    config = CONFIG.replace(prefetch=prefetch)
     train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", replace(config, steps=stop), quiet=True)
+    train(data, tmp_path / "parts", config.replace(steps=stop), quiet=True)
     train(data, tmp_path / "parts", config, resume=True, quiet=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
 
@@ -125,7 +124,7 @@ def test_rows_that_were_never_written_are_not_fetched(
         write_back(self, working)
 
     monkeypatch.setattr(TieredPack, "write_back", noting)
-    trainer = Trainer(data, tmp_path / "run", replace(CONFIG, strategy=strategy), quiet=True)  # type: ignore[arg-type]
+    trainer = Trainer(data, tmp_path / "run", CONFIG.replace(strategy=strategy), quiet=True)  # type: ignore[arg-type]
     trainer.run()
     traffic = trainer.strategy.tiers.traffic  # type: ignore[attr-defined]
     assert (traffic.fetched, traffic.sent_back) == (expected, sent_back)

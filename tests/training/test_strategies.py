@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from holdall.training.evaluate_run import CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import SCRATCH, Trainer, train
 
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
-SPLIT = replace(SMALL, strategy="split", hot_bytes="1KB")
-HOT_BATCHES = replace(SMALL, strategy="hot-batches", hot_bytes="4KB")
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
+SPLIT = SMALL.replace(strategy="split", hot_bytes="1KB")
+HOT_BATCHES = SMALL.replace(strategy="hot-batches", hot_bytes="4KB")
 
 
 def tensors(run: Path, prefix: str = "") -> dict[str, torch.Tensor]:
@@ -38,7 +37,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 @pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize("strategy", ["host", "split", "refresh", "prefetch"])
 def test_the_model_is_that_of_plain_training(data: Path, tmp_path: Path, strategy: str, optimizer: str) -> None:
-    config = replace(SMALL, optimizer=optimizer)  # type: ignore[arg-type]
+    config = SMALL.replace(optimizer=optimizer)  # type: ignore[arg-type]
     train(data, tmp_path / "plain", config, quiet=True)
     options = {
         "host": {"strategy": "host"},
@@ -46,7 +45,7 @@ def test_the_model_is_that_of_plain_training(data: Path, tmp_path: Path, strateg
         "refresh": {"strategy": "split", "hot_bytes": "1KB", "refresh_hot": 4},
         "prefetch": {"strategy": "split", "hot_bytes": "1KB", "refresh_hot": 7, "prefetch": 3},
     }[strategy]
-    train(data, tmp_path / "other", replace(config, **options), quiet=True)  # type: ignore[arg-type]
+    train(data, tmp_path / "other", config.replace(**options), quiet=True)  # type: ignore[arg-type]
     for prefix in ("model.", "optimizer."):
         assert same(tensors(tmp_path / "plain", prefix), tensors(tmp_path / "other", prefix))
     assert evaluate(tmp_path / "plain") == evaluate(tmp_path / "other")
@@ -55,30 +54,30 @@ def test_the_model_is_that_of_plain_training(data: Path, tmp_path: Path, strateg
 @pytest.mark.parametrize("strategy", ["host", "split"])
 def test_bags_too(bag_data: Path, tmp_path: Path, strategy: str) -> None:
     train(bag_data, tmp_path / "plain", SMALL, quiet=True)
-    other = replace(SMALL, strategy=strategy, hot_bytes="1KB" if strategy == "split" else None)  # type: ignore[arg-type]
+    other = SMALL.replace(strategy=strategy, hot_bytes="1KB" if strategy == "split" else None)  # type: ignore[arg-type]
     train(bag_data, tmp_path / "other", other, quiet=True)
     assert same(tensors(tmp_path / "plain", "model."), tensors(tmp_path / "other", "model."))
 
 
 @pytest.mark.parametrize(
     "config",
-    [SPLIT, replace(SPLIT, refresh_hot=3), replace(HOT_BATCHES, prefetch=2)],
+    [SPLIT, SPLIT.replace(refresh_hot=3), HOT_BATCHES.replace(prefetch=2)],
     ids=["split", "refresh", "hot-batches"],
 )
 @pytest.mark.parametrize("stop", [4, 11, 26])
 def test_a_resumed_run_ends_with_the_same_bits(data: Path, tmp_path: Path, config: TrainConfig, stop: int) -> None:
-    config = replace(config, epochs=2)
+    config = config.replace(epochs=2)
     train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", replace(config, steps=stop), quiet=True)
+    train(data, tmp_path / "parts", config.replace(steps=stop), quiet=True)
     train(data, tmp_path / "parts", config, resume=True, quiet=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
 
 
 def test_hot_batches_learn_and_say_what_moved(data: Path, tmp_path: Path) -> None:
-    result = train(data, tmp_path / "run", replace(HOT_BATCHES, epochs=2), quiet=True)
+    result = train(data, tmp_path / "run", HOT_BATCHES.replace(epochs=2), quiet=True)
     assert evaluate(tmp_path / "run")["auc"] > 0.6
     assert 0 < result["hot_share_of_inputs"] < 1
-    plain = train(data, tmp_path / "host", replace(SMALL, strategy="host", epochs=2), quiet=True)
+    plain = train(data, tmp_path / "host", SMALL.replace(strategy="host", epochs=2), quiet=True)
     assert plain["moved_bytes_per_sample"] == 2 * 3 * 4 * 4  # three features of four floats, there and back
     logged = [row for row in read_metrics(tmp_path / "run") if row["split"] == "train"]
     assert all(0 < row["hot_share_of_lookups"] < 1 for row in logged)
@@ -87,7 +86,7 @@ def test_hot_batches_learn_and_say_what_moved(data: Path, tmp_path: Path) -> Non
 
 
 def test_everything_hot_moves_nothing(data: Path, tmp_path: Path) -> None:
-    result = train(data, tmp_path / "run", replace(HOT_BATCHES, hot_bytes="1GB"), quiet=True)
+    result = train(data, tmp_path / "run", HOT_BATCHES.replace(hot_bytes="1GB"), quiet=True)
     assert result["hot_share_of_inputs"] == 1.0
     flushes = 457 * (4 * 4 + 4) * 2  # every row and its accumulator, to the device once and home once
     assert result["moved_bytes_per_sample"] * 3200 <= flushes
@@ -104,7 +103,7 @@ def test_a_data_set_that_is_all_cold_is_refused(tmp_path: Path) -> None:
     config = SyntheticConfig(rows=600, cardinalities=(5000, 5000, 5000), num_dense=1, zipf=0.0)
     write_prepared(config, tmp_path / "flat")
     with pytest.raises(ConfigError, match=r"no input of .* is fully hot within --hot-bytes 100B.*would make a tenth"):
-        train(tmp_path / "flat", tmp_path / "run", replace(HOT_BATCHES, hot_bytes="100B"), quiet=True)
+        train(tmp_path / "flat", tmp_path / "run", HOT_BATCHES.replace(hot_bytes="100B"), quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -124,18 +123,18 @@ def test_a_data_set_that_is_all_cold_is_refused(tmp_path: Path) -> None:
 )
 def test_settings_that_do_not_go_together(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(SMALL, **options)  # type: ignore[arg-type]
+        SMALL.replace(**options)  # type: ignore[arg-type]
 
 
 def test_a_budget_below_a_row(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="19 B for hot rows is less than the 20 B of a single row"):
-        train(data, tmp_path / "run", replace(SPLIT, hot_bytes="19B"), quiet=True)
+        train(data, tmp_path / "run", SPLIT.replace(hot_bytes="19B"), quiet=True)
 
 
 def test_hot_rows_by_a_profile(data: Path, tmp_path: Path) -> None:
     profile(data, tmp_path / "popularity.json")
     counted = train(data, tmp_path / "counted", SPLIT, quiet=True)
-    read = train(data, tmp_path / "read", replace(SPLIT, profile=str(tmp_path / "popularity.json")), quiet=True)
+    read = train(data, tmp_path / "read", SPLIT.replace(profile=str(tmp_path / "popularity.json")), quiet=True)
     assert read["hot_share_of_lookups"] == counted["hot_share_of_lookups"]
     assert same(tensors(tmp_path / "counted"), tensors(tmp_path / "read"))
 
@@ -143,14 +142,14 @@ def test_hot_rows_by_a_profile(data: Path, tmp_path: Path) -> None:
 def test_a_profile_of_another_data_set_is_refused(data: Path, bag_data: Path, tmp_path: Path) -> None:
     profile(bag_data, tmp_path / "popularity.json")
     with pytest.raises(DataError, match="another data set"):
-        train(data, tmp_path / "run", replace(SPLIT, profile=str(tmp_path / "popularity.json")), quiet=True)
+        train(data, tmp_path / "run", SPLIT.replace(profile=str(tmp_path / "popularity.json")), quiet=True)
 
 
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_rows_on_disk_train_to_the_same_bits(data: Path, tmp_path: Path, optimizer: str) -> None:
-    config = replace(SMALL, optimizer=optimizer)  # type: ignore[arg-type]
+    config = SMALL.replace(optimizer=optimizer)  # type: ignore[arg-type]
     train(data, tmp_path / "plain", config, quiet=True)
-    on_disk = replace(config, strategy="split", hot_bytes="1KB", tail="disk", prefetch=2)
+    on_disk = config.replace(strategy="split", hot_bytes="1KB", tail="disk", prefetch=2)
     train(data, tmp_path / "disk", on_disk, quiet=True)
     for prefix in ("model.", "optimizer."):
         assert same(tensors(tmp_path / "plain", prefix), tensors(tmp_path / "disk", prefix))
@@ -161,9 +160,9 @@ def test_rows_on_disk_train_to_the_same_bits(data: Path, tmp_path: Path, optimiz
 def test_untouched_rows_are_not_saved(tmp_path: Path) -> None:
     """Of 300,000 rows a few thousand are looked up: the checkpoint holds those, and every row loads."""
     write_prepared(SyntheticConfig(rows=3000, cardinalities=(200_000, 100_000), num_dense=1), tmp_path / "data")
-    config = replace(SMALL, batch_size=500)
+    config = SMALL.replace(batch_size=500)
     for name, options in (("plain", {}), ("disk", {"strategy": "split", "hot_bytes": "1KB", "tail": "disk"})):
-        train(tmp_path / "data", tmp_path / name, replace(config, **options), quiet=True)  # type: ignore[arg-type]
+        train(tmp_path / "data", tmp_path / name, config.replace(**options), quiet=True)  # type: ignore[arg-type]
     sizes = {name: folder_bytes(tmp_path / name / CHECKPOINTS) for name in ("plain", "disk")}
     assert sizes["plain"] > 300_000 * (4 * 4 + 4)
     assert sizes["disk"] < sizes["plain"] / 10
@@ -177,9 +176,9 @@ def folder_bytes(folder: Path) -> int:
 
 def test_resuming_from_disk_after_a_crash(data: Path, tmp_path: Path) -> None:
     """The files of the killed run are in the way, and not used: the checkpoint is what counts."""
-    config = replace(SPLIT, tail="disk", refresh_hot=3)
+    config = SPLIT.replace(tail="disk", refresh_hot=3)
     train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", replace(config, steps=8), quiet=True)
+    train(data, tmp_path / "parts", config.replace(steps=8), quiet=True)
     (tmp_path / "parts" / SCRATCH / "0").mkdir(parents=True)
     (tmp_path / "parts" / SCRATCH / "0" / "weight.rows").write_bytes(b"half a row")
     train(data, tmp_path / "parts", config, resume=True, quiet=True)
@@ -188,7 +187,7 @@ def test_resuming_from_disk_after_a_crash(data: Path, tmp_path: Path) -> None:
 
 def test_a_checkpoint_goes_from_one_strategy_to_another(data: Path, tmp_path: Path) -> None:
     """What was trained on disk is a plain model, and the other way round."""
-    train(data, tmp_path / "disk", replace(SPLIT, tail="disk"), quiet=True)
+    train(data, tmp_path / "disk", SPLIT.replace(tail="disk"), quiet=True)
     train(data, tmp_path / "plain", SMALL, quiet=True)
     model, _, schema, _ = load_model(tmp_path / "disk")
     lazy, ordinary = SMALL.build_model(schema), SMALL.build_model(schema)
@@ -204,7 +203,7 @@ def test_a_checkpoint_goes_from_one_strategy_to_another(data: Path, tmp_path: Pa
 
 def test_what_grew_where_it_was_is_noticed(data: Path, tmp_path: Path) -> None:
     """A captured step must not go on with tables that are larger now, though they lie where they did."""
-    trainer = Trainer(data, tmp_path / "run", replace(SPLIT, optimizer="adagrad"), quiet=True)
+    trainer = Trainer(data, tmp_path / "run", SPLIT.replace(optimizer="adagrad"), quiet=True)
     (pack,) = trainer.model.bags.packs
     room = torch.empty(2 * pack.storage.shape[0], pack.storage.shape[1])
     pack.storage = room[: pack.storage.shape[0]]
@@ -217,9 +216,8 @@ def test_what_grew_where_it_was_is_noticed(data: Path, tmp_path: Path) -> None:
 
 
 def test_rows_are_fetched_ahead_where_that_pays() -> None:
-    """On one GPU, unless it is told otherwise, and where it changes nothing."""
+    """On one GPU, unless the setting says otherwise."""
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert (SPLIT.prefetch_depth(gpu), SPLIT.prefetch_depth(cpu)) == (2, 0)
+    assert (SPLIT.placement.prefetch_depth(gpu), SPLIT.placement.prefetch_depth(cpu)) == (2, 0)
     for given in (0, 3):
-        assert replace(SPLIT, prefetch=given).prefetch_depth(gpu) == given
-    assert replace(SPLIT, consistency="stale").prefetch_depth(gpu) == 0
+        assert SPLIT.replace(prefetch=given).placement.prefetch_depth(gpu) == given

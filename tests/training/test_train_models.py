@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,14 @@ from holdall.training.evaluate_run import CHECKPOINTS, evaluate, evaluate_rankin
 from holdall.training.trainer import train
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4
-SMALL = TrainConfig(batch_size=64, lr=0.05, deterministic=True, optimizer="adagrad")
+SMALL = TrainConfig.of(batch_size=64, lr=0.05, deterministic=True, optimizer="adagrad")
 FAMILIES = {
-    "dcn": replace(SMALL, model="dcn", dim=4, top=(16,), model_setting=("rank=8",)),
-    "neumf": replace(SMALL, model="neumf", model_setting=("factors=4",)),
-    "gmf": replace(SMALL, model="gmf", model_setting=("factors=4",)),
-    "tbsm": replace(SMALL, model="tbsm", dim=4, model_setting=("length=5", "event=16,8"), top=(16,)),
-    "tbsm with hashed tables": replace(
-        SMALL, model="tbsm", dim=4, method="hashed", setting=("buckets=20",), min_rows=1, model_setting=("length=5",)
+    "dcn": SMALL.replace(model="dcn", dim=4, top=(16,), model_setting=("rank=8",)),
+    "neumf": SMALL.replace(model="neumf", model_setting=("factors=4",)),
+    "gmf": SMALL.replace(model="gmf", model_setting=("factors=4",)),
+    "tbsm": SMALL.replace(model="tbsm", dim=4, model_setting=("length=5", "event=16,8"), top=(16,)),
+    "tbsm with hashed tables": SMALL.replace(
+        model="tbsm", dim=4, method="hashed", setting=("buckets=20",), min_rows=1, model_setting=("length=5",)
     ),
 }
 
@@ -104,7 +103,7 @@ def cases(events: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_planted_rule_is_learned(events: Path, cases: Path, tmp_path: Path, name: str) -> None:
-    train(events, tmp_path / "run", replace(FAMILIES[name], epochs=8), quiet=True)
+    train(events, tmp_path / "run", FAMILIES[name].replace(epochs=8), quiet=True)
     metrics = evaluate(tmp_path / "run", "test")
     ranked = evaluate_ranking(tmp_path / "run", "test", k=1, data=cases)
     assert ranked["cases"] == metrics["positives"]
@@ -116,9 +115,9 @@ def test_a_planted_rule_is_learned(events: Path, cases: Path, tmp_path: Path, na
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_resume_continues_to_the_same_bits(events: Path, tmp_path: Path, name: str) -> None:
-    config = replace(FAMILIES[name], steps=9)
+    config = FAMILIES[name].replace(steps=9)
     train(events, tmp_path / "whole", config, quiet=True)
-    train(events, tmp_path / "parts", replace(config, steps=4), quiet=True)
+    train(events, tmp_path / "parts", config.replace(steps=4), quiet=True)
     train(events, tmp_path / "parts", config, quiet=True, resume=True)
     whole, parts = (checkpoint.load(checkpoint.latest(tmp_path / n / CHECKPOINTS))[0] for n in ("whole", "parts"))
     assert whole.keys() == parts.keys()
@@ -128,14 +127,14 @@ def test_resume_continues_to_the_same_bits(events: Path, tmp_path: Path, name: s
 def test_histories_say_what_ids_do_not(tmp_path: Path) -> None:
     """Users without names: an eighth of the samples has no history and can only be guessed, a quarter is positive."""
     data = write_events(tmp_path, anonymous=True)
-    train(data, tmp_path / "tbsm", replace(FAMILIES["tbsm"], epochs=8, dim=8, lr=0.1), quiet=True)
+    train(data, tmp_path / "tbsm", FAMILIES["tbsm"].replace(epochs=8, dim=8, lr=0.1), quiet=True)
     assert evaluate(tmp_path / "tbsm", "test")["auc"] > 0.8  # 0.855 to 0.985 over four seeds
-    train(data, tmp_path / "neumf", replace(FAMILIES["neumf"], epochs=2), quiet=True)
+    train(data, tmp_path / "neumf", FAMILIES["neumf"].replace(epochs=2), quiet=True)
     assert evaluate(tmp_path / "neumf", "test")["auc"] < 0.65
 
 
 def test_metrics_within_users(events: Path, tmp_path: Path) -> None:
-    train(events, tmp_path / "run", replace(FAMILIES["gmf"], epochs=8), quiet=True)
+    train(events, tmp_path / "run", FAMILIES["gmf"].replace(epochs=8), quiet=True)
     model = load_model(tmp_path / "run")[0]
     found = grouped_metrics(model, DataSet(events, "test"), "user", k=1)
     assert found["groups"] + found["groups_left_out"] == NUM_USERS

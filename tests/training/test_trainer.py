@@ -22,7 +22,7 @@ from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate, load_mode
 from holdall.training.tracking import BAD_BATCH_FILE, load_batch, read_metrics, read_run
 from holdall.training.trainer import Trainer, train
 
-SMALL = TrainConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)
+SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)
 
 
 def run(data: Path, out: Path, config: TrainConfig = SMALL, **options: bool) -> dict[str, object]:
@@ -44,7 +44,7 @@ def same_tensors(first: Path, second: Path) -> bool:
 
 def test_a_run_learns_and_leaves_everything(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = run(data, out, replace(SMALL, epochs=2, lr=0.03))
+    result = run(data, out, SMALL.replace(epochs=2, lr=0.03))
     metrics = evaluate(out, "test")
     best = best_possible_of(DataSet(data, "test"))
     assert 0.6 < metrics["auc"] <= best["auc"] + 0.03
@@ -63,13 +63,13 @@ def test_a_run_learns_and_leaves_everything(data: Path, tmp_path: Path) -> None:
 
 
 def test_bags_train_too(bag_data: Path, tmp_path: Path) -> None:
-    run(bag_data, tmp_path / "run", replace(SMALL, epochs=3))
+    run(bag_data, tmp_path / "run", SMALL.replace(epochs=3))
     assert evaluate(tmp_path / "run", "test")["samples"] == 150
 
 
 @pytest.mark.parametrize("options", [{"precision": "bf16"}, {"interaction": "concat"}, {"clip_norm": 0.1}])
 def test_variants_train(data: Path, tmp_path: Path, options: dict[str, object]) -> None:
-    run(data, tmp_path / "run", replace(SMALL, epochs=2, lr=0.05, **options))
+    run(data, tmp_path / "run", SMALL.replace(epochs=2, lr=0.05, **options))
     losses = [row["loss"] for row in read_metrics(tmp_path / "run") if row["split"] == "train"]
     assert losses[-1] < losses[0]
 
@@ -77,16 +77,16 @@ def test_variants_train(data: Path, tmp_path: Path, options: dict[str, object]) 
 def test_the_same_seed_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         run(data, tmp_path / name)
-    run(data, tmp_path / "c", replace(SMALL, seed=1))
+    run(data, tmp_path / "c", SMALL.replace(seed=1))
     assert curve(tmp_path / "a") == curve(tmp_path / "b") != curve(tmp_path / "c")
     assert same_tensors(tmp_path / "a", tmp_path / "b")
 
 
 @pytest.mark.parametrize(("optimizer", "stop_at"), [("sgd", 7), ("adagrad", 7), ("rowwise_adagrad", 25), ("adam", 31)])
 def test_resume_continues_to_the_same_curve(data: Path, tmp_path: Path, optimizer: str, stop_at: int) -> None:
-    config = replace(SMALL, optimizer=optimizer, epochs=2, evaluate_every=10, warmup_steps=9)
+    config = SMALL.replace(optimizer=optimizer, epochs=2, evaluate_every=10, warmup_steps=9)
     run(data, tmp_path / "whole", config)
-    run(data, tmp_path / "parts", replace(config, steps=stop_at))
+    run(data, tmp_path / "parts", config.replace(steps=stop_at))
     run(data, tmp_path / "parts", config, resume=True)
     whole = [row for row in curve(tmp_path / "whole") if row[0][1] > stop_at]
     parts = [row for row in curve(tmp_path / "parts") if row[0][1] > stop_at]
@@ -101,7 +101,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between two checkpoints: rows after the checkpoint are written anew, none twice."""
-    config = replace(SMALL, save_every=10)
+    config = SMALL.replace(save_every=10)
     run(data, tmp_path / "whole", config)
 
     class Killed(BaseException):
@@ -125,14 +125,14 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(
 
 
 def test_resume_of_nothing_starts(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path / "new", replace(SMALL, steps=2), resume=True)
+    run(data, tmp_path / "new", SMALL.replace(steps=2), resume=True)
     assert checkpoint.latest(tmp_path / "new" / CHECKPOINTS) is not None
 
 
 def test_resume_with_other_settings_is_refused(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path / "run", replace(SMALL, steps=2))
+    run(data, tmp_path / "run", SMALL.replace(steps=2))
     with pytest.raises(CheckpointError, match=r"trained with lr=0.01 and is asked to resume with lr=0.5"):
-        run(data, tmp_path / "run", replace(SMALL, lr=0.5), resume=True)
+        run(data, tmp_path / "run", SMALL.replace(lr=0.5), resume=True)
 
 
 def test_ctrl_c_saves_and_stops(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(data: Path, tmp_path:
 
 def test_early_stopping_keeps_the_best(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    result = run(data, out, replace(SMALL, epochs=60, lr=0.3, evaluate_every=10, early_stopping=3))
+    result = run(data, out, SMALL.replace(epochs=60, lr=0.3, evaluate_every=10, early_stopping=3))
     assert result["stopped_early"]
     rows = [row for row in read_metrics(out) if row["split"] == "valid"]
     best = min(rows, key=lambda row: row["logloss"])
@@ -214,7 +214,7 @@ def test_early_stopping_needs_a_validation_split(tmp_path: Path) -> None:
 
     write_prepared(SyntheticConfig(rows=300, cardinalities=(5,)), tmp_path / "data", valid=0.0)
     with pytest.raises(ConfigError, match="prepare with --valid"):
-        run(tmp_path / "data", tmp_path / "run", replace(SMALL, early_stopping=1))
+        run(tmp_path / "data", tmp_path / "run", SMALL.replace(early_stopping=1))
 
 
 def test_compiled_dense_part_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
@@ -229,20 +229,20 @@ def test_one_class_only_says_so(tmp_path: Path) -> None:
     from holdall.data.synthetic import SyntheticConfig, write_prepared
 
     write_prepared(SyntheticConfig(rows=400, cardinalities=(5,), base_rate=1e-6), tmp_path / "data")
-    result = run(tmp_path / "data", tmp_path / "run", replace(SMALL, steps=2))
+    result = run(tmp_path / "data", tmp_path / "run", SMALL.replace(steps=2))
     assert result["steps"] == 2  # training goes on; its validation AUC is not a number
     with pytest.raises(DataError, match="AUC is undefined: all 40 labels are 0"):
         evaluate(tmp_path / "run", "test")
 
 
 def test_evaluating_on_other_data_is_refused(data: Path, bag_data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path / "run", replace(SMALL, steps=2))
+    run(data, tmp_path / "run", SMALL.replace(steps=2))
     with pytest.raises(CheckpointError, match="is not the one this model was trained on"):
         evaluate(tmp_path / "run", "test", data=bag_data)
 
 
 def test_a_checkpoint_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:
-    run(data, tmp_path / "run", replace(SMALL, steps=2))
+    run(data, tmp_path / "run", SMALL.replace(steps=2))
     path = tmp_path / "run" / "run.json"
     document = json.loads(path.read_text())
     document["config"]["train"]["dim"] = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +71,10 @@ def demo(
     options = PrepareConfig(valid=0.1, test=0.1)
     schema = prepare([log], data, options)
     runs = []
-    dense = TrainConfig(lr=0.005, table_lr=0.02)
-    for name, config in {"dense": dense, "compressed": replace(dense, budget=budget)}.items():
-        flags = f"--lr {config.lr} --table-lr {config.table_lr}" + (f" --budget {budget}" if config.budget else "")
+    dense = TrainConfig.of(lr=0.005, table_lr=0.02)
+    for name, config in {"dense": dense, "compressed": dense.replace(budget=budget)}.items():
+        rates = f"--lr {config.optimizer.lr} --table-lr {config.optimizer.table_lr}"
+        flags = rates + (f" --budget {budget}" if config.tables.budget else "")
         note(f"[bold]3. train[/bold]    holdall train {data} {flags} --out {out / name}")
         trained = train(data, out / name, config)
         metrics = evaluate(out / name, "test")

@@ -1,11 +1,16 @@
-"""Settings from a file laid over a dataclass: unknown names and wrong types are refused, with the nearest name."""
+"""Settings as dataclasses: read from files, changed by name, checked.
+
+A dataclass of settings may have parts, which are dataclasses of settings too. Every setting has one name: that of its
+field, its flag on the command line and its key in files. No two parts share a name, so a setting can be given without
+its part. Files may write the parts as sections: `[placement] hot_bytes = "64MB"`.
+"""
 
 from __future__ import annotations
 
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,20 +31,111 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def overlay(default: T, settings: Mapping[str, Any], where: str) -> T:
-    """`default`, a dataclass instance, with the values of `settings` in place of its own; `where` goes into errors.
+    """`default`, a dataclass instance, with the values of `settings`, as a file has them, in place of its own."""
+    return with_settings(default, read_settings(type(default), settings, where))
 
-    Names may be written with hyphens, as on the command line.
+
+def read_settings(kind: type, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Values for the settings of a dataclass, by name, from a file; `where` goes into errors.
+
+    Names may be written with hyphens, as on the command line. Settings of a part may be in a section of its name or
+    outside it. `REMOVED` of the class names settings that no longer exist, with the one value still accepted.
     """
-    assert is_dataclass(default)
-    hints = get_type_hints(type(default))
-    known = {field.name for field in fields(default)}
-    given = {}
+    parts, known, removed = parts_of(kind), sections(kind), getattr(kind, "REMOVED", {})
+    entries: list[tuple[str | None, str, Any]] = []
     for written, value in settings.items():
-        name = written.replace("-", "_")
-        if name not in known:
-            raise ConfigError(f"{where}: unknown setting '{written}'{did_you_mean(name, known)}")
+        if not parts or not isinstance(value, Mapping):
+            entries.append((None, written, value))
+        elif _name(written) in parts:
+            entries += [(_name(written), inner, inner_value) for inner, inner_value in value.items()]
+        else:
+            raise ConfigError(f"{where}: unknown section [{written}]{did_you_mean(_name(written), parts)}")
+    given: dict[str, Any] = {}
+    for section, written, value in entries:
+        name = _name(written)
+        if name in removed:
+            if value != removed[name]:
+                only = f"only its value {removed[name]!r} is left"
+                raise ConfigError(f"{where}: setting '{written}' was removed and {only}, not {value!r}")
+            continue
+        _refuse_unknown(written, section, known, where)
+        if name in given:
+            raise ConfigError(f"{where}: setting '{written}' is given twice")
+        part = known[name]
+        hints = get_type_hints(kind if part is None else parts[part])
         given[name] = _converted(value, hints[name], f"{where}: setting '{written}'")
-    return replace(default, **given)  # type: ignore[type-var, return-value]
+    return given
+
+
+def _refuse_unknown(written: str, section: str | None, known: Mapping[str, str | None], where: str) -> None:
+    """Raise unless a setting exists and is in its own section, or in none."""
+    name = _name(written)
+    if name not in known:
+        allowed = [other for other, part in known.items() if section in (None, part)]
+        place = "" if section is None else f" in [{section}]"
+        raise ConfigError(f"{where}: unknown setting '{written}'{place}{did_you_mean(name, allowed)}")
+    if section not in (None, known[name]):
+        place = "before the first section" if known[name] is None else f"in [{known[name]}]"
+        raise ConfigError(f"{where}: setting '{written}' does not belong in [{section}]: write it {place}")
+
+
+def with_settings(config: T, changes: Mapping[str, Any]) -> T:
+    """`config`, a dataclass instance, with settings changed by name, or whole parts by theirs."""
+    parts, known = parts_of(type(config)), sections(type(config))
+    changed: dict[str, Any] = {}
+    by_part: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        if name in parts and isinstance(value, parts[name]):
+            changed[name] = value
+        elif name not in known:
+            raise ConfigError(f"unknown setting '{name}'{did_you_mean(name, known)}")
+        elif (part := known[name]) is None:
+            changed[name] = value
+        else:
+            by_part.setdefault(part, {})[name] = value
+    for part, values in by_part.items():
+        changed[part] = replace(changed.get(part, getattr(config, part)), **values)
+    return replace(config, **changed)  # type: ignore[type-var]
+
+
+def flat_settings(config: Any) -> dict[str, Any]:
+    """Every setting by name, those of parts included."""
+    return {
+        name: getattr(config if part is None else getattr(config, part), name)
+        for name, part in sections(type(config)).items()
+    }
+
+
+def sections(kind: type) -> dict[str, str | None]:
+    """The part that each setting is in, by the setting's name; None for those of the dataclass itself."""
+    parts = parts_of(kind)
+    own: dict[str, str | None] = {field.name: None for field in _fields(kind) if field.name not in parts}
+    return own | {field.name: name for name, part in parts.items() for field in _fields(part)}
+
+
+def settings_marked(kind: type, mark: str) -> frozenset[str]:
+    """Names of the settings whose field has `mark` in its metadata."""
+    own = {field.name for field in _fields(kind) if field.metadata.get(mark)}
+    return frozenset(own).union(*(settings_marked(part, mark) for part in parts_of(kind).values()))
+
+
+def parts_of(kind: type) -> dict[str, type]:
+    """The parts of a dataclass of settings, by name."""
+    return {name: hint for name, hint in get_type_hints(kind).items() if is_dataclass(hint) and isinstance(hint, type)}
+
+
+def refuse_below(least: int, config: Any, *names: str) -> None:
+    """Raise unless each of these settings is at least `least` where it is given."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            bound = f"at least {least}" if least else "0 or more"
+            raise ConfigError(f"{flag(name)} must be {bound}, not {value}")
+
+
+def flag(name: str) -> str:
+    """A setting as the command line writes it: `--hot-bytes`."""
+    return f"--{name.replace('_', '-')}"
 
 
 def name_and_value(pair: str, flag: str) -> tuple[str, str]:
@@ -51,7 +147,7 @@ def name_and_value(pair: str, flag: str) -> tuple[str, str]:
 
 
 def plain_value(text: str) -> int | float | bool | str:
-    """Such a value: a number or true/false where it reads as one."""
+    """The value of such a pair: a number or a bool where the text is one, else the text."""
     if text in ("true", "false"):
         return text == "true"
     for kind in (int, float):
@@ -60,6 +156,14 @@ def plain_value(text: str) -> int | float | bool | str:
         except ValueError:
             continue
     return text
+
+
+def _name(written: str) -> str:
+    return written.replace("-", "_")
+
+
+def _fields(kind: Any) -> tuple[Field[Any], ...]:
+    return fields(kind)
 
 
 def _converted(value: Any, kind: Any, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""The settings that name a model and shape it, shared by every command that is told about one."""
+"""Settings that name and shape a model, shared by the commands that build one."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from holdall.models import ModelConfig, configuration
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """A named configuration, and what is different from it."""
+    """Model: a named configuration, and changes to its sizes."""
 
     model: str = "dlrm"
-    """Model to train: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1."""
+    """Model: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1."""
     dim: int | None = None
-    """Numbers in a table's row; the model's own when absent."""
+    """Numbers in a table row; the model's own when absent."""
     bottom: tuple[int, ...] | None = None
-    """Hidden layers of the bottom MLP; the model's own when absent."""
+    """Widths of the hidden layers of the bottom MLP; the model's own when absent."""
     top: tuple[int, ...] | None = None
-    """Hidden layers of the top MLP; the model's own when absent."""
+    """Widths of the hidden layers of the top MLP; the model's own when absent."""
     interaction: Literal["dot", "concat"] | None = None
-    """How vectors meet; the model's own when absent."""
+    """Interaction of the feature vectors; the model's own when absent."""
     model_setting: tuple[str, ...] = ()
     """Further settings of the model, such as factors=16 (ncf), rank=64 (dcn) or event=15,15 (tbsm)."""
     model_scale: float = 1.0
-    """Factor by which the hidden layers of the named configuration are made wider or narrower."""
+    """Factor on the widths of the hidden layers of the named configuration."""
+
+    def __post_init__(self) -> None:
+        self.model_config()
 
     def model_config(self) -> ModelConfig:
-        """The named configuration, scaled, with the sizes that were given in its place."""
+        """The named configuration, scaled, with the given sizes in place of its own."""
         named = configuration(self.model).scaled(self.model_scale)
         known = {field.name for field in fields(named)}  # type: ignore[arg-type]
         given = {name: getattr(self, name) for name in ("dim", "bottom", "top", "interaction")}
@@ -45,6 +48,6 @@ class ModelSettings:
         return overlay(named, given, f"model {self.model}")
 
     def model_settings(self) -> dict[str, Any]:
-        """What was said about the model, as JSON has it; what was not is left out."""
+        """The settings that were given, as JSON has them."""
         given = {field.name: getattr(self, field.name) for field in fields(ModelSettings)}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items() if v not in (None, ())}

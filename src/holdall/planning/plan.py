@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
-from holdall.common.settings import overlay
+from holdall.common.settings import read_settings
 from holdall.common.sizes import parse_bytes
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
@@ -257,9 +257,9 @@ def _check_scalars(given: Mapping[str, Any], where: str) -> None:
 
 def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
     """The model that the settings of a plan describe."""
-    given = overlay(ModelSettings(), settings, f"{where}, model")
+    given = read_settings(ModelSettings, settings, f"{where}, model")
     try:
-        return given.model_config()
+        return ModelSettings(**given).model_config()
     except ConfigError as error:
         raise ConfigError(f"{where}, model: {error}") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import tempfile
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +35,15 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     """The model of a run from its best checkpoint, else its newest; with its settings, schema and that checkpoint."""
     document = read_run(run)
     config = TrainConfig.from_json(document["config"]["train"])
-    if config.plan is not None:
-        config = replace(config, plan=str(run / PLAN_FILE))  # the run may have moved
+    if config.placement.plan is not None:
+        config = config.replace(plan=str(run / PLAN_FILE))  # the run may have moved
     schema = Schema.load(run)
     path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
     if path is None:
         raise CheckpointError(
             f"{run} has no complete checkpoint yet: train on with --resume, or wait for the first one"
         )
-    if config.tail == "disk":
+    if config.placement.tail == "disk":
         model, tensors = _on_disk(config, schema, pick_device(device))
     else:
         model = config.build_model(schema, device=pick_device(device))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdall.common.errors import CheckpointError, ConfigError
+from holdall.common.settings import flag
 from holdall.data.schema import Schema
 from holdall.distributed.addresses import processes_here
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
@@ -26,21 +26,21 @@ def follow(
     Raises unless the plan is for this data set and so many processes, goes together with the other settings and fits
     this machine. Of several processes rank 0 reads the plan, and the others its copy.
     """
-    assert config.plan is not None
+    assert config.placement.plan is not None
     copy = out / PLAN_FILE
     processes.first(lambda: _keep_copy(config, schema, copy, resume, processes.world_size))
     plan = Plan.load(copy)
-    return replace(config, **_settings(config, plan), plan=str(copy)), plan
+    return config.replace(**_settings(config, plan), plan=str(copy)), plan
 
 
 def _keep_copy(config: TrainConfig, schema: Schema, copy: Path, resume: bool, world_size: int) -> None:
     """Check the plan of a run and leave a copy of it, or see that the one of a run that goes on is the same."""
-    assert config.plan is not None
-    plan = Plan.load(config.plan)
+    assert config.placement.plan is not None
+    plan = Plan.load(config.placement.plan)
     plan.check(schema)
     if plan.world_size != world_size:
         raise ConfigError(
-            f"{config.plan} is for {plan.world_size} process{'es' * (plan.world_size > 1)}, and this run has "
+            f"{config.placement.plan} is for {plan.world_size} process{'es' * (plan.world_size > 1)}, and this run has "
             f"{world_size}: plan with --world-size {world_size}, or start {plan.world_size} (torchrun "
             f"--nproc-per-node {plan.world_size} -m holdall train ...)"
         )
@@ -58,7 +58,7 @@ def _keep_copy(config: TrainConfig, schema: Schema, copy: Path, resume: bool, wo
 
 def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
     """What the plan decides, by the name of the setting."""
-    defaults = TrainConfig()
+    settings, defaults = config.to_json(), TrainConfig().to_json()
     decided = {
         **plan.train_settings(),
         "strategy": plan.strategy,
@@ -66,12 +66,12 @@ def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
         "tail": "disk" if "disk" in plan.tails().values() else "host",
     }
     for name, value in decided.items():
-        given, default = getattr(config, name), getattr(defaults, name)
+        given, default = settings[name], defaults[name]
         value = tuple(value) if isinstance(value, list) else value
         if given not in (default, value):
             raise ConfigError(
-                f"--{name.replace('_', '-')} {given} is not what {config.plan} was made for ({value}): leave it out, "
-                f"or plan again"
+                f"{flag(name)} {given} is not what {config.placement.plan} was made for ({value}): leave it out, or "
+                f"plan again"
             )
         decided[name] = value
     return decided

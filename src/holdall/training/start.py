@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from holdall.common.environment import versions
 from holdall.common.files import refuse_existing
 from holdall.common.folder_lock import refuse_locked
+from holdall.common.settings import flag, settings_marked
 from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes, RankLog
 from holdall.distributed.shared_folder import check_shared
 from holdall.popularity.profile import fingerprint
 from holdall.training.config import TrainConfig
-
-OWN_SETTINGS = ("device", "kernels")
-"""What may differ from process to process."""
 
 
 @contextmanager
@@ -55,9 +52,8 @@ def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> N
     """Refuse ranks with other settings, data or versions than rank 0, by name."""
     if processes.world_size == 1:
         return
-    settings = {f"--{name.replace('_', '-')}": repr(value) for name, value in asdict(config).items()}
-    for name in OWN_SETTINGS:
-        settings.pop(f"--{name}")
+    own = settings_marked(TrainConfig, "may_differ_by_rank")
+    settings = {flag(name): repr(value) for name, value in config.to_json().items() if name not in own}
     found = versions()
     installed = {f"the version of {name}": found.get(name) for name in ("holdall", "torch")}
     processes.agree({**installed, "the data set (its fingerprint)": fingerprint(schema), **settings})

@@ -20,7 +20,6 @@ from holdall.data.batch import Batch
 from holdall.distributed.processes import PeerError
 from holdall.models.loss import logloss, squared_length
 from holdall.optim.optimizers import Optimizers
-from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
 from holdall.training.interrupt import Interrupt
@@ -45,11 +44,11 @@ class TrainStep:
     ):
         self.config, self.strategy, self.optimizers = config, strategy, optimizers
         self.processes, self.device = strategy.processes, strategy.device
-        self.schedule = config.schedule()
+        self.schedule = config.schedule.build()
         self.stop_asked = Interrupt()
         """That some process of the run was asked to stop, which all hear of in the same step."""
         self._refuse = refuse
-        self._score = torch.compile(strategy.model.score) if config.compile else strategy.model.score
+        self._score = torch.compile(strategy.model.score) if config.device.compile else strategy.model.score
         self.graph = self._make_graph()
         self.reads_losses_later = self.device.type != "cpu"
         self._unread: list[tuple[str, Batch, Tensor]] = []
@@ -113,22 +112,23 @@ class TrainStep:
     def _update(self, step: int) -> None:
         """Apply the gradients of the step."""
         with self.strategy.stages.stage("update"):
-            if self.config.clip_norm is not None:
-                self.optimizers.clip(self.config.clip_norm, self.strategy.squared_norm)
+            if self.config.optimizer.clip_norm is not None:
+                self.optimizers.clip(self.config.optimizer.clip_norm, self.strategy.squared_norm)
             self.optimizers.set_factor(self.schedule.factor(step))
             self.optimizers.step()
         self.strategy.after_step(step + 1)
 
     def loss(self, batch: Batch, moved: Batch) -> Tensor:
         """Mean logloss of a batch, and the penalty on what it looks up; `moved` is its copy on the device."""
-        kind, bf16 = self.device.type, self.config.precision == "bf16"
+        kind, bf16 = self.device.type, self.config.device.precision == "bf16"
         # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
         with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
             looked_up = self.strategy.lookup(batch, moved)
         with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
             logits = self._score(moved.dense, looked_up)
         loss = logloss(logits, moved.label)
-        return loss + self.config.l2 * squared_length(looked_up) / len(moved) if self.config.l2 else loss
+        l2 = self.config.optimizer.l2
+        return loss + l2 * squared_length(looked_up) / len(moved) if l2 else loss
 
     # --- losses that are read later ----------------------------------------------------------------------------------
 
@@ -170,15 +170,15 @@ class TrainStep:
 
     def _make_graph(self) -> CapturedStep | None:
         """What captures full steps, where that is not ruled out from the start."""
-        if self.config.cuda_graph == "off":
+        if self.config.device.cuda_graph == "off":
             return None
         why_not = None
         if self.device.type != "cuda":
             why_not = f"the device is {self.device}"
         elif self.processes.world_size > 1:
             why_not = "processes meet in every step"
-        elif STRATEGY_KINDS[self.config.strategy].looks_up_on_host:
-            why_not = f"--strategy {self.config.strategy} looks tables up on the host"
+        elif self.config.placement.kind.looks_up_on_host:
+            why_not = f"--strategy {self.config.placement.strategy} looks tables up on the host"
         if why_not is None:
             return CapturedStep(
                 self._backward_captured,
@@ -187,7 +187,7 @@ class TrainStep:
                 self.strategy.addresses,
                 self.strategy.settle,
             )
-        if self.config.cuda_graph == "on":
+        if self.config.device.cuda_graph == "on":
             raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
         return None
 
@@ -195,15 +195,15 @@ class TrainStep:
         """The loss of a batch on the device, its gradients left in place, clipped."""
         loss = self.loss(batch, batch)
         loss.backward()
-        if self.config.clip_norm is not None:
-            self.optimizers.clip(self.config.clip_norm)
+        if self.config.optimizer.clip_norm is not None:
+            self.optimizers.clip(self.config.optimizer.clip_norm)
         return loss.detach()
 
     def _takes_graph(self, moved: Batch) -> bool:
         """Whether a batch goes through the graph; that a full one cannot is an error when a graph was asked for."""
         assert self.graph is not None
         takes = self.graph.takes(moved)
-        if not takes and self.config.cuda_graph == "on" and len(moved) == self.config.batch_size:
+        if not takes and self.config.device.cuda_graph == "on" and len(moved) == self.config.batch_size:
             why_not = self.graph.why_not or "features have several ids or weights"
             raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
         return takes

@@ -69,24 +69,27 @@ def train(
     """
     config, out = config or TrainConfig(), Path(out)
     keep_freed_memory()
-    if config.deterministic:
+    if config.device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
         torch.use_deterministic_algorithms(True)
     try:
         # Signals are held for longer than processes are joined: when this one has let go of the others, they end, and
         # torchrun would end this one before it has said why.
-        with ExitStack() as signals, process_group(pick_device(config.device), config.timeout) as processes:
+        with (
+            ExitStack() as signals,
+            process_group(pick_device(config.device.device), config.processes.timeout) as processes,
+        ):
             several = processes.world_size > 1
             interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0))
             with (
                 make_run_folder(out, processes, resume=resume, overwrite=overwrite) as notes,
-                kernel_path(config.kernels),
+                kernel_path(config.device.kernels),
             ):
                 trainer = Trainer(Path(data), out, config, resume=resume, quiet=quiet, processes=processes, notes=notes)
                 with locked(out) if processes.rank == 0 else nullcontext():
                     return trainer.run(interrupt)
     finally:
-        if config.deterministic:
+        if config.device.deterministic:
             torch.use_deterministic_algorithms(False)
 
 
@@ -105,23 +108,23 @@ class Trainer:
         notes: RankLog | None = None,
     ):
         self.processes, self.notes = processes, notes
-        self.device = pick_device(config.device) if processes.world_size == 1 else processes.device
+        self.device = pick_device(config.device.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train")
         self.schema = self.data.schema
-        if config.kernels == "triton":  # before there is anything in the run folder
+        if config.device.kernels == "triton":  # before there is anything in the run folder
             takes_triton("training", torch.empty(0, device=self.device), "triton")
-        if config.plan is None:
+        if config.placement.plan is None:
             find_strategy(config, processes)  # before anyone waits for others
         agree_on_run(config, self.schema, processes)
         self.plan: Plan | None = None
-        if config.plan is not None:
+        if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         self.valid = DataSet(data, "valid") if _has_rows(self.schema, "valid") else None
-        if config.early_stopping is not None and self.valid is None:
+        if config.evaluation.early_stopping is not None and self.valid is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
-        self.ranks = self.valid is not None and config.rank_at > 0 and ranking_path(data, "valid").exists()
+        self.ranks = self.valid is not None and config.evaluation.rank_at > 0 and ranking_path(data, "valid").exists()
         self.best_by = self._metric_of_the_best(data)
         torch.manual_seed(config.seed)
         self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes)
@@ -236,20 +239,20 @@ class Trainer:
                 epoch=self.epoch,
                 samples=self.step * self.config.batch_size,
                 loss=self.loss_sum / self.loss_count,
-                lr=self.config.lr * self.steps.schedule.factor(self.step - 1),
+                lr=self.config.optimizer.lr * self.steps.schedule.factor(self.step - 1),
                 samples_per_second=self.loss_count * self.config.batch_size / (time.perf_counter() - self._logged_at),
                 **measures,
             )
             self._steady_seconds = (time.perf_counter() - self._logged_at) / self.loss_count
             self.loss_sum, self.loss_count, self._logged_at = 0.0, 0, time.perf_counter()
-        every = self.config.evaluate_every
+        every = self.config.evaluation.evaluate_every
         due = end_of_epoch if every is None else self.step % every == 0
         stop = self._evaluate() if self.valid is not None and (due or last or ends_cycle) else False
         if self.valid is not None and ends_cycle:
             self.strategy.after_cycle(self.last_evaluation["logloss"])
-        if not last and _due(self.config.save_every, self.step):
+        if not last and _due(self.config.checkpoint.save_every, self.step):
             self.save(waits=False)
-        elif not last and _due(self.config.save_hot_every, self.step):
+        elif not last and _due(self.config.checkpoint.save_hot_every, self.step):
             self.save_hot()
         return stop
 
@@ -264,11 +267,11 @@ class Trainer:
         with self.strategy.evaluating():
             metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=part)
             if self.ranks:
-                metrics.update(rank_model(self.model, self.valid, self.config.rank_at, part))
+                metrics.update(rank_model(self.model, self.valid, self.config.evaluation.rank_at, part))
         metrics = self.processes.first(lambda: metrics)  # so that all decide by the same bits
         self.last_evaluation = metrics
         self._write(split="valid", epoch=self.epoch, **metrics)
-        if self.config.early_stopping is None:
+        if self.config.evaluation.early_stopping is None:
             return False
         found = -metrics[self.best_by] if self.best_by == "logloss" else metrics[self.best_by]
         if found > self.best:
@@ -276,11 +279,11 @@ class Trainer:
             self.save(BEST, keep=1, waits=False)
             return False
         self.evaluations_without_gain += 1
-        return self.evaluations_without_gain >= self.config.early_stopping
+        return self.evaluations_without_gain >= self.config.evaluation.early_stopping
 
     def _metric_of_the_best(self, data: Path) -> str:
         """The name, among those of an evaluation, of what makes a model the best."""
-        k, chosen = self.config.rank_at, self.config.best_by
+        k, chosen = self.config.evaluation.rank_at, self.config.evaluation.best_by
         if chosen == "auto":
             chosen = "ndcg" if self.ranks else "logloss"
         if chosen in ("ndcg", "hr") and not self.ranks:
@@ -332,12 +335,12 @@ class Trainer:
 
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
         """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
-        state, where, keep = self._state(), self.out / folder, keep or self.config.keep
+        state, where, keep = self._state(), self.out / folder, keep or self.config.checkpoint.keep
         with self.strategy.checkpoint_view():
             path = self._saver.save(where, self.step, self._saved(), state, keep=keep)
         if folder == CHECKPOINTS:
             self._full_step = self.step
-        if waits or not self.config.save_in_background:
+        if waits or not self.config.checkpoint.save_in_background:
             self._saver.wait()
         return path
 

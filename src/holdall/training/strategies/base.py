@@ -72,9 +72,9 @@ class Strategy:
 
     def _lookups(self) -> Mapping[str, Any]:
         """How often each row of a table is looked up: as the profile says, or counted now."""
-        if self.config.profile is None:
+        if self.config.placement.profile is None:
             return count_lookups(self.data)
-        profile = Profile.load(self.config.profile)
+        profile = Profile.load(self.config.placement.profile)
         profile.check(self.data.schema)
         return profile.counts()
 
@@ -208,17 +208,17 @@ class Split(Strategy):
         self.row_bytes = model.bags.dim * 4 + state_bytes_per_row(self.config.optimizer_config(), model.bags.dim)
         self.hot_rows = self._choose_hot_rows(packed) if self.plan is None else self.plan.hot_rows()
         self.limits = {**everything, **self.hot_rows}  # compressed tables are on the device as a whole
-        config, ahead = self.config, self.config.prefetch_depth(self.device)
+        config, ahead = self.config, self.config.placement.prefetch_depth(self.device)
         shutil.rmtree(self.scratch, ignore_errors=True)  # of a run that was killed: its checkpoint has what counts
         self.tiers = place(
             model,
             self.hot_rows,
             self.device,
-            refreshes=config.refresh_hot is not None,
+            refreshes=config.placement.refresh_hot is not None,
             num_buffers=buffers_for(ahead),
-            tails=dict.fromkeys(packed, config.tail) if self.plan is None else self.plan.tails(),
+            tails=dict.fromkeys(packed, config.placement.tail) if self.plan is None else self.plan.tails(),
             folder=self.scratch,
-            fetch_by=config.fetch_by,
+            fetch_by=config.placement.fetch_by,
             kernel_is_faster=kernel_is_faster,
         )
         if self.plan is not None and self.plan.forecast is not None:
@@ -228,17 +228,17 @@ class Split(Strategy):
         self.pipeline = Pipeline(
             self.tiers,
             ahead,
-            refresh_every=config.refresh_hot,
-            graphs=config.cuda_graph != "off",
+            refresh_every=config.placement.refresh_hot,
+            graphs=config.device.cuda_graph != "off",
             stage=lambda name: self.stages.stage(name, waits=False),
         )
         return model
 
     def _choose_hot_rows(self, packed: set[str]) -> dict[str, int]:
         """As many rows of the dense tables as fit `hot_bytes`, by their worth."""
-        assert self.config.hot_bytes is not None
+        assert self.config.placement.hot_bytes is not None
         counts = {name: counts for name, counts in self._lookups().items() if name in packed}
-        budget = parse_bytes(self.config.hot_bytes)
+        budget = parse_bytes(self.config.placement.hot_bytes)
         return hot_rows(counts, self.row_bytes, budget, at_most=ranked_rows(self.data.schema))
 
     def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
@@ -246,7 +246,7 @@ class Split(Strategy):
 
     def after_step(self, step: int) -> None:
         self.pipeline.finish_step()
-        if self.config.refresh_hot is not None and step % self.config.refresh_hot == 0:
+        if self.config.placement.refresh_hot is not None and step % self.config.placement.refresh_hot == 0:
             self.pipeline.refresh()
 
     @property

@@ -34,7 +34,7 @@ class PacksHotInputs(Strategy):
         is_hot = hot_inputs(self.data, self.limits)
         if not is_hot.any():
             enough = smallest_useful_budget(self.data, self._lookups(), self.row_bytes)
-            given = "the plan's hot rows" if self.plan is not None else f"--hot-bytes {self.config.hot_bytes}"
+            given = "the plan's hot rows" if self.plan is not None else f"--hot-bytes {self.config.placement.hot_bytes}"
             raise ConfigError(
                 f"no input of {self.data.folder} is fully hot within {given}: about {readable_bytes(enough)} would "
                 f"make a tenth of them hot, or use --strategy split"

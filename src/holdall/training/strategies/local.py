@@ -49,7 +49,7 @@ class Local(DataParallel):
                 touches.index_add_(0, gradient.ids, torch.ones_like(gradient.ids, dtype=torch.int32))
 
     def after_step(self, step: int) -> None:
-        every = self.config.merge_every
+        every = self.config.processes.merge_every
         if every is not None and step % every == 0:
             with self.stages.stage("merge"):
                 self.merge()

@@ -33,16 +33,17 @@ TOGETHER: dict[str, type[Strategy]] = {
 
 def find_strategy(config: TrainConfig, processes: Processes) -> type[Strategy]:
     """The strategy of a run; those of one process are refused where there are several."""
+    placement = config.placement
     if processes.world_size == 1:
-        return ALONE[config.strategy]
-    if config.strategy not in TOGETHER:
+        return ALONE[placement.strategy]
+    if placement.strategy not in TOGETHER:
         raise ConfigError(
-            f"--strategy {config.strategy} is for one process, and there are {processes.world_size}: use --strategy "
+            f"--strategy {placement.strategy} is for one process, and there are {processes.world_size}: use --strategy "
             f"{', '.join(TOGETHER)}, or start without torchrun"
         )
-    if config.strategy == "hot-batches" and (config.tail != "host" or (config.prefetch or 0) > 1):
+    if placement.strategy == "hot-batches" and (placement.tail != "host" or (placement.prefetch or 0) > 1):
         raise ConfigError(
             "--strategy hot-batches of several processes keeps rows in memory and fetches one step ahead at most: "
             "leave --tail out, and --prefetch at 0 or 1"
         )
-    return TOGETHER[config.strategy]
+    return TOGETHER[placement.strategy]

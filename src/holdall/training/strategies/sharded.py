@@ -53,7 +53,7 @@ class TwoFoldTables(SpreadTables):
     cut: Cut | None = None
 
     def _build_model(self) -> Model:
-        self._ahead = Collectives(self.processes, own_group=True) if self.config.prefetch else None
+        self._ahead = Collectives(self.processes, own_group=True) if self.config.placement.prefetch else None
         model = self.config.build_model(self.data.schema, dense_device="meta")
         move_dense_part(model, self.device)
         packed = {name for pack in model.bags.packs for name in pack.tables}
@@ -75,9 +75,9 @@ class TwoFoldTables(SpreadTables):
             return self.plan.hot_rows()
         counts = {name: counts for name, counts in self._lookups().items() if name in packed}
         limits, world_size = ranked_rows(self.data.schema), self.processes.world_size
-        if config.hot_bytes is not None:
-            return hot_rows(counts, row_bytes, parse_bytes(config.hot_bytes), at_most=limits)
-        hardware = None if config.hardware is None else Hardware.load(config.hardware)
+        if config.placement.hot_bytes is not None:
+            return hot_rows(counts, row_bytes, parse_bytes(config.placement.hot_bytes), at_most=limits)
+        hardware = None if config.placement.hardware is None else Hardware.load(config.placement.hardware)
         self.cut = choose_cut(
             counts,
             len(self.data),

@@ -1,0 +1,103 @@
+"""Training settings in parts: given by name or by part, read from flat files and from files with sections."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+
+import pytest
+
+from holdall.common.errors import ConfigError
+from holdall.common.settings import overlay, sections, settings_marked
+from holdall.models.settings import ModelSettings
+from holdall.training.config import TrainConfig
+from holdall.training.config_parts import OptimizerSettings, PlacementSettings
+
+SPLIT = TrainConfig(
+    steps=3,
+    model=ModelSettings(dim=8, top=(16,)),
+    placement=PlacementSettings(strategy="split", hot_bytes="1MB"),
+    optimizer=OptimizerSettings(optimizer="adam"),
+)
+
+
+def test_settings_are_given_by_name_or_by_part() -> None:
+    assert TrainConfig.of(steps=3, dim=8, top=(16,), strategy="split", hot_bytes="1MB", optimizer="adam") == SPLIT
+    assert TrainConfig.of(placement=SPLIT.placement, prefetch=2).placement == PlacementSettings(
+        strategy="split", hot_bytes="1MB", prefetch=2
+    )
+
+
+def test_changes_by_name_leave_the_rest_of_a_part() -> None:
+    changed = SPLIT.replace(model="rmc2", hot_bytes="2MB", lr=0.5, steps=4)
+    assert (changed.model.model, changed.model.dim, changed.model.top) == ("rmc2", 8, (16,))
+    assert (changed.placement.strategy, changed.placement.hot_bytes) == ("split", "2MB")
+    assert (changed.optimizer.optimizer, changed.optimizer.lr, changed.steps) == ("adam", 0.5, 4)
+    assert SPLIT.optimizer.lr == 0.01
+
+
+def test_names_that_do_not_exist() -> None:
+    with pytest.raises(ConfigError, match=r"unknown setting 'hot_byte' \(did you mean 'hot_bytes'"):
+        TrainConfig.of(hot_byte="1MB")
+    with pytest.raises(
+        ConfigError, match=r"model takes ModelSettings, not 'rmc2': write TrainConfig.of\(model='rmc2'\)"
+    ):
+        TrainConfig(model="rmc2")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="unknown strategy 'spilt'"):
+        TrainConfig.of(strategy="spilt")
+
+
+def test_run_json_is_flat() -> None:
+    document = json.loads(json.dumps(SPLIT.to_json()))
+    assert document.keys() == sections(TrainConfig).keys()
+    assert not any(isinstance(value, dict) for value in document.values())
+    assert (document["model"], document["optimizer"], document["hot_bytes"]) == ("dlrm", "adam", "1MB")
+    assert TrainConfig.from_json(document) == SPLIT
+
+
+def test_a_removed_setting_keeps_the_value_that_is_left() -> None:
+    assert TrainConfig.from_json({**SPLIT.to_json(), "consistency": "exact"}) == SPLIT
+    with pytest.raises(ConfigError, match="'consistency' was removed and only its value 'exact' is left, not 'stale'"):
+        TrainConfig.from_json({**SPLIT.to_json(), "consistency": "stale"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'steps = 3\ndim = 8\ntop = [16]\nstrategy = "split"\nhot-bytes = "1MB"\noptimizer = "adam"',
+        'steps = 3\n[model]\ndim = 8\ntop = [16]\n[placement]\nstrategy = "split"\nhot-bytes = "1MB"\n'
+        '[optimizer]\noptimizer = "adam"',
+        'steps = 3\nstrategy = "split"\noptimizer = "adam"\n[model]\ndim = 8\ntop = [16]\n'
+        '[placement]\nhot_bytes = "1MB"',
+    ],
+    ids=["flat", "sections", "both"],
+)
+def test_files_with_and_without_sections(text: str) -> None:
+    assert overlay(TrainConfig(), tomllib.loads(text), "run.toml") == SPLIT
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[placement]\nhot_byte = '1MB'", "unknown setting 'hot_byte' in [placement] (did you mean 'hot_bytes'?)"),
+        ("[placement]\nlr = 0.1", "setting 'lr' does not belong in [placement]: write it in [optimizer]"),
+        ("[placement]\nsteps = 3", "setting 'steps' does not belong in [placement]: write it before the first section"),
+        ("[placment]\ntail = 'disk'", "unknown section [placment] (did you mean 'placement'?)"),
+        ("lr = 0.1\n[optimizer]\nlr = 0.2", "setting 'lr' is given twice"),
+        ("[optimizer]\nlr = 'fast'", "setting 'lr' must be a number, not 'fast'"),
+    ],
+)
+def test_bad_sections(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"run.toml: {message}")):
+        overlay(TrainConfig(), tomllib.loads(text), "run.toml")
+
+
+def test_settings_that_may_change() -> None:
+    """On resume, with the strategy, and from process to process."""
+    length, files = {"epochs", "steps"}, {"save_every", "save_hot_every", "save_in_background", "keep", "log_every"}
+    device = {"device", "kernels", "cuda_graph", "timeout"}
+    assert settings_marked(TrainConfig, "may_change_on_resume") == length | files | device
+    rows = {"strategy", "hot_bytes", "tail", "profile", "hardware", "prefetch", "fetch_by", "merge_every"}
+    assert settings_marked(TrainConfig, "may_change_with_strategy") == rows
+    assert settings_marked(TrainConfig, "may_differ_by_rank") == {"device", "kernels"}
