@@ -41,7 +41,7 @@ from holdall.optim.optimizers import Optimizers
 from holdall.planning.config import PlanConfig
 from holdall.planning.lookup_counts import Lookups, choose_hot
 from holdall.planning.machine.hardware import Hardware, median_of
-from holdall.planning.machine.measure import measure_hardware
+from holdall.planning.machine.measure import hardware as measure_hardware
 from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan
 from holdall.planning.planner import find_lookups, make_problem, plan_problem, predict_problem

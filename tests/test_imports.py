@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 OPTIONAL = ("polars", "tyro", "tensorboard", "fastapi", "igraph")
 ONLY_WITH_TYRO = {"holdall.cli", "holdall.__main__"}
@@ -47,3 +51,19 @@ def test_the_command_line_names_what_to_install() -> None:
     result = run("holdall.cli")
     assert result.returncode != 0
     assert "pip install 'holdall[cli]'" in result.stderr
+
+
+def test_the_package_itself_imports_nothing_heavy() -> None:
+    code = "import sys, holdall; print([name for name in ('torch', 'numpy', 'pyarrow', 'rich') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_every_public_name_is_there() -> None:
+    import holdall
+
+    assert "train" in holdall.__all__
+    for name in holdall.__all__:
+        assert getattr(holdall, name).__name__ if callable(getattr(holdall, name)) else getattr(holdall, name)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = holdall.trian

@@ -116,7 +116,7 @@ def hardware(
         json: Print the rates as JSON on stdout.
     """
     from holdall.planning.machine.hardware import default_path
-    from holdall.planning.machine.measure import measure_hardware
+    from holdall.planning.machine.measure import hardware as measure_hardware
     from holdall.planning.render import show_hardware
 
     out = default_path() if out is None else out

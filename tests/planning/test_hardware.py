@@ -32,11 +32,13 @@ from holdall.planning.machine.hardware import (
     device_kind,
     machine_identity,
 )
-from holdall.planning.machine.measure import measure_hardware
+from holdall.planning.machine.measure import hardware as measure_hardware
 from holdall.planning.machine.measure_disk import measure_disk
 from holdall.planning.memory_check import check_free_memory
 from holdall.planning.planner import plan_tables
 from tests.planning.made_up_hardware import CAPTURED, ELSEWHERE, hardware, lookups, schema_of
+
+pytestmark = pytest.mark.slow
 
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 

@@ -133,7 +133,7 @@ def test_a_machine_that_was_measured_is_remembered(
         calls.append(arguments)
         return hardware()
 
-    monkeypatch.setattr("holdall.planning.machine.measure.measure_hardware", measure)
+    monkeypatch.setattr("holdall.planning.machine.measure.hardware", measure)
     said(capsys, "plan", str(data), *MODEL)
     said(capsys, "plan", str(data), *MODEL)
     assert len(calls) == 1

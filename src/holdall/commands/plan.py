@@ -74,7 +74,7 @@ def load_or_measure(given: Path | None) -> Hardware:
     path = default_path()
     if path.exists():
         return Hardware.load(path)
-    from holdall.planning.machine.measure import measure_hardware
+    from holdall.planning.machine.measure import hardware as measure_hardware
 
     print(
         f"this machine was not measured yet: measuring it now, a minute or two (a GPU: a few), into {path}",

@@ -36,7 +36,7 @@ LARGE_TABLE = 1 << 28
 """Bytes of a table that no cache holds."""
 
 
-def measure_hardware(
+def hardware(
     device: str = "auto",
     *,
     folder: str | Path = ".",
@@ -81,7 +81,7 @@ def _measure(
     optimizers: Sequence[str],
     precisions: Sequence[str] | None,
 ) -> Hardware:
-    """One pass; see `measure_hardware`."""
+    """One pass; see `hardware`."""
     device, on_cpu = device_clock.device, device_clock.device.type == "cpu"
     host = replace(device_clock, device=torch.device("cpu"))
     # In a training step the dense part evicts tables from the caches, so tables and rows are timed with cold caches.
