@@ -31,16 +31,16 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
             count = max(1, size // 4 // world_size) * world_size
             sent, received = torch.ones(count, device=device), torch.empty(count, device=device)
             repeats = 5 if size > 1 << 20 else 20  # short ones are noisy
-            reduce[str(size)] = _slowest(lambda sent=sent: dist.all_reduce(sent), device, repeats)  # type: ignore[misc]
+            reduce[str(size)] = _slowest(lambda sent=sent: dist.all_reduce(sent), device, repeats)
             exchange[str(size)] = _slowest(
-                lambda sent=sent, received=received: dist.all_to_all_single(received, sent),  # type: ignore[misc]
+                lambda sent=sent, received=received: dist.all_to_all_single(received, sent),
                 device,
                 repeats,
             )
             # A W-th of the size, so that the gathered tensor is no larger than the other messages.
             part, parts = sent[: count // world_size], list(received.chunk(world_size))
             gather[str(part.nbytes)] = _slowest(
-                lambda part=part, parts=parts: dist.all_gather(parts, part),  # type: ignore[misc]
+                lambda part=part, parts=parts: dist.all_gather(parts, part),
                 device,
                 repeats,
             )

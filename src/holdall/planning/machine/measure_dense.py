@@ -105,7 +105,7 @@ def dense_updates(clock: Clock) -> dict[str, Line]:
                     max(1e-9, clock.replayed(update, times=REPLAYS) - clock.replayed(gradients, times=REPLAYS))
                 )
             else:
-                taken.append(clock(lambda _, optimizers=optimizers: optimizers.step(), gradients))  # type: ignore[misc]
+                taken.append(clock(lambda _, optimizers=optimizers: optimizers.step(), gradients))
         found[name] = fit_line(sizes, taken)
     return found
 

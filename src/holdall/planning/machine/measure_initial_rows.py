@@ -39,6 +39,6 @@ def initial_value_costs(clock: Clock) -> dict[str, Cost]:
             stored.touched[host_rows] = True
 
         points.append((float(values.numel()), float(host_rows.numel())))
-        read.append(clock(lambda stored=stored, rows=rows, values=values: stored.decode_(rows, values)))  # type: ignore[misc]
+        read.append(clock(lambda stored=stored, rows=rows, values=values: stored.decode_(rows, values)))
         written.append(clock(write))
     return {"read": fit(points, read), "write": fit(points, written)}
