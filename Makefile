@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# One process a core, one thread each: the work of a test is tiny.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-.PHONY: install demo test lint docs bench clean
+.PHONY: install demo quick test lint docs bench clean
 
 install: $(STAMP)
 
@@ -16,14 +18,21 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	$(BIN)/holdall demo --out demo-run --overwrite
 
+# Style, types, the layers of imports, and the generated page.
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/architecture.py --check
+
+# Between edits: everything that is fast.
+quick: install
+	$(PYTEST) -m "not slow"
 
 test: lint
-	$(BIN)/pytest
-	TRITON_INTERPRET=1 $(BIN)/pytest tests/kernels
+	$(PYTEST)
+	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
 
 docs: install
 	$(BIN)/mkdocs build --strict
@@ -32,4 +41,4 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) demo-run .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) demo-run site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -18,6 +18,8 @@ from holdall.data.dataset import DataSet
 from holdall.data.synthetic import preset, write_prepared
 from holdall.evaluation.evaluate_model import evaluate_model
 
+pytestmark = pytest.mark.slow
+
 SETTING = (0.01, 0.03)
 
 

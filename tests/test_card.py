@@ -16,6 +16,8 @@ import torch
 from benchmarks import card
 from holdall.common.environment import environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

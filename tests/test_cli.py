@@ -154,6 +154,7 @@ def test_training_settings_are_flags_in_panels(capsys: pytest.CaptureFixture[str
         assert part is None or f" {part} options " in shown
 
 
+@pytest.mark.slow
 def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
     """A real process and a real signal, sent once the run has written its first row of metrics."""
     run = tmp_path / "run"

@@ -14,6 +14,8 @@ import holdall
 from holdall.data.synthetic import preset, write_tsv
 from tests import pages
 
+pytestmark = pytest.mark.slow
+
 ROOT = pages.ROOT
 DOCS = ROOT / "docs"
 GUIDES = [page for page in pages.PAGES if page.parent == DOCS]

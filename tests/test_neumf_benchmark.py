@@ -15,6 +15,8 @@ from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
 from tests.data.raw_files import write_lines
 
+pytestmark = pytest.mark.slow
+
 SMALL = Setting(factors=16, num_layers=2, epochs=2, batch_size=60, lr=0.02)
 
 

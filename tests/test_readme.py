@@ -18,6 +18,8 @@ from holdall.training.config import TrainConfig
 from tests import pages
 from tests.distributed.harness import free_port
 
+pytestmark = pytest.mark.slow
+
 ROOT = pages.ROOT
 README = ROOT / "README.md"
 

@@ -312,6 +312,7 @@ class TestDamage:
         with pytest.raises(CheckpointError, match="not a complete checkpoint"):
             checkpoint.load(tmp_path / "step-00000001")
 
+    @pytest.mark.slow
     @settings(derandomize=True, deadline=None, max_examples=50)
     @given(data=st.data())
     def test_any_edit_of_the_manifest_loads_right_or_is_refused(
@@ -429,6 +430,7 @@ for number in range(1000):
 
 
 class TestKill:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("step", "keep"), [(2, 1), (1, 2)], ids=["next step", "same step"])
     def test_at_any_moment_the_last_complete_one_loads(self, tmp_path: Path, step: int, keep: int):
         subprocess.run([sys.executable, "-c", KILLER, str(tmp_path), str(step), str(keep)], check=True, timeout=120)
@@ -445,6 +447,7 @@ class TestKill:
         assert versions == sorted(versions, reverse=True)  # old until one moment, new from then on
         assert set(versions) == {"old", "new"}
 
+    @pytest.mark.slow
     def test_within_a_shard(self, tmp_path: Path):
         script = """
 import os, sys

@@ -12,6 +12,8 @@ from holdall.commands.demo import demo
 from holdall.commands.inspect import inspect
 from holdall.common.errors import HoldallError
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_demo_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"

@@ -37,6 +37,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     refuse_locked(tmp_path / "not there")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

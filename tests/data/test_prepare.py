@@ -317,6 +317,7 @@ prepare([sys.argv[1]], sys.argv[2], PrepareConfig(test=0.0, rows_per_file=5), pr
 """
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_data_set_and_the_next_one_completes(tmp_path: Path) -> None:
     raw = write_lines(tmp_path / "raw.tsv", random_lines(20))
     killed = subprocess.run([sys.executable, "-c", KILLED, str(raw), str(tmp_path / "out")], check=False)

@@ -12,6 +12,8 @@ from holdall.data.negatives import Positives
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking import RankingCases
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[3] / "shared/data"
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from benchmarks.bytes import bytes_per_sample, hot_rows
 
+pytestmark = pytest.mark.slow
+
 
 def test_bytes_of_small_tables() -> None:
     # One row a table, looked up by all 32 samples of both processes: a row is asked for once, a vector every time.

@@ -12,6 +12,8 @@ import pytest
 
 from holdall.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 STANDS_IN = {
     "scontrol": 'echo "$*" > scontrol-was-asked; printf "node7\\nnode9\\n"',

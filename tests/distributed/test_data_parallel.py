@@ -10,6 +10,8 @@ import pytest
 from tests.distributed import gradient_workers as workers
 from tests.distributed.harness import run
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.distributed.gradient_workers"
 
 

@@ -9,6 +9,8 @@ import pytest
 from benchmarks.links import MODELS, WAYS, _lines, check_losses
 from tests.distributed.harness import run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("model", list(MODELS))
 def test_every_way_has_the_same_losses(model: str) -> None:

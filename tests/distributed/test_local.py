@@ -11,6 +11,8 @@ from holdall.common.errors import ConfigError
 from holdall.training.config import TrainConfig
 from tests.distributed.harness import run
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.distributed.local_workers"
 
 

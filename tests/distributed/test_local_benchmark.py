@@ -9,6 +9,8 @@ import pytest
 from benchmarks.local import epochs_by_validation, figure, quality, stages
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 
+pytestmark = pytest.mark.slow
+
 STEPS = 8
 
 

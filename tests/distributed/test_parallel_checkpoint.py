@@ -15,6 +15,8 @@ from holdall.checkpoint.row_assignment import ROWS_OF_EACH, ROWS_OF_ONE, WHOLE, 
 from tests.distributed import checkpoint_workers as planted
 from tests.distributed.harness import WorkerFailed, run
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.distributed.checkpoint_workers"
 WORLDS = (1, 2, 3, 4)
 

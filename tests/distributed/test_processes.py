@@ -13,6 +13,8 @@ from holdall.distributed import processes
 from holdall.distributed.processes import process_group
 from tests.distributed.harness import WorkerFailed, free_port, run
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.distributed.process_workers"
 CPU = torch.device("cpu")
 

@@ -9,6 +9,8 @@ from benchmarks.simulate import WAYS, compare, law
 from holdall.data.zipf import Zipf
 from holdall.planning.messages import two_fold_messages
 
+pytestmark = pytest.mark.slow
+
 
 def test_bytes_are_those_that_were_expected() -> None:
     found = compare([3000, 400, 5, 20_000], 8, 256, [2], 12)

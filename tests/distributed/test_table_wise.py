@@ -22,6 +22,8 @@ from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn
 
+pytestmark = pytest.mark.slow
+
 WORLD_SIZES = (1, 2, 3, 4)
 STEPS = 3
 

@@ -25,6 +25,8 @@ from holdall.training.trainer import STAGES_FILE, train
 from tests.distributed.harness import free_port, run
 from tests.planning.made_up_hardware import hardware
 
+pytestmark = pytest.mark.slow
+
 HERE = "tests.distributed.process_workers"
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, lr=0.05, seed=3, timeout=20)
 DATA_PARALLEL = SMALL.replace(strategy="data-parallel")

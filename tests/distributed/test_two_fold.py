@@ -21,6 +21,8 @@ from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn
 
+pytestmark = pytest.mark.slow
+
 HOT = {"a": 7, "b": 1, "c": 11}
 NOTHING = dict.fromkeys(ROWS, 0)
 WORLD_SIZES = (1, 2, 3, 4)

@@ -24,6 +24,8 @@ from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 from tests.distributed.harness import run
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=512, log_every=2, lr=0.05)
 OPTIONS = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "512", "--log-every", "2", "--lr", "0.05"]

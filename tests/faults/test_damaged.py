@@ -10,6 +10,8 @@ import pytest
 from tests.faults.inject import Fault
 from tests.faults.launch import launch
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "--save-every",
     "4",

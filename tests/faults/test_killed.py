@@ -10,6 +10,8 @@ import pytest
 from tests.faults.inject import Fault
 from tests.faults.launch import launch
 
+pytestmark = pytest.mark.slow
+
 OFTEN = ["--save-every", "4", "--steps", "20"]
 TWO_FOLD = ["--strategy", "two-fold", "--hot-bytes", "2KB"]
 RUNS = {

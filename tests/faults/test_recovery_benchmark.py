@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.recovery import choose_kills, cost_of_saves, lost_to, refuse_different
 
+pytestmark = pytest.mark.slow
+
 
 def note(what: str, time: float, attempt: int = 0, **more: Any) -> dict[str, Any]:
     return {"what": what, "time": time, "attempt": attempt, **more}

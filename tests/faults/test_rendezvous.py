@@ -13,6 +13,8 @@ from holdall.distributed.rendezvous import PLACE, rendezvous
 from holdall.training.config import TrainConfig
 from tests.distributed.harness import run
 
+pytestmark = pytest.mark.slow
+
 SOON = datetime.timedelta(seconds=20)
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.faults.inject import Fault
 from tests.faults.launch import launch
 
+pytestmark = pytest.mark.slow
+
 OFTEN = ["--save-every", "4", "--steps", "20"]
 WAY = {
     "data-parallel": ["--strategy", "data-parallel"],

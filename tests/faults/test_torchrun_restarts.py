@@ -12,11 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from holdall import checkpoint
 from tests.distributed.harness import free_port
 from tests.faults.launch import SMALL, Launched, left_over
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "processes.md"
 WORDS = ["--steps", "300", "--save-every", "40", "--evaluate-every", "1000"]

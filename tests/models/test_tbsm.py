@@ -153,6 +153,7 @@ def test_every_method_learns(method: object) -> None:
     learns(replace(SMALL, dim=8, event=(8, 8)), schema, batch, method)
 
 
+@pytest.mark.slow
 def test_bf16_and_compiled() -> None:
     schema = histories()
     model = SMALL.build(schema)

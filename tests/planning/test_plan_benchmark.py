@@ -13,6 +13,8 @@ from holdall.planning.config import PlanConfig
 from holdall.planning.planner import find_lookups
 from tests.planning.made_up_hardware import hardware
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:

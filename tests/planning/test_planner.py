@@ -424,6 +424,7 @@ def many_tables(count: int) -> dict[str, Lookups]:
     return known
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("as_large_files")
 @pytest.mark.parametrize("count", [26, 1000])
 def test_the_work_of_planning(count: int, monkeypatch: pytest.MonkeyPatch) -> None:

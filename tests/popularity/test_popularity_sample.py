@@ -108,6 +108,7 @@ def test_what_a_sample_cannot_tell(planted: Path, sampled: list[Profile]) -> Non
     assert whole == holdall.profile(planted)
 
 
+@pytest.mark.slow
 def test_intervals_of_a_held_out_hot_set_hold() -> None:
     """As for raw files: ids are ranked by some slices, and held against others; the truth is over all rows."""
     rng = np.random.default_rng(6)

@@ -226,6 +226,7 @@ def test_lower_precision_is_close_to_float64(method: Method, dtype: torch.dtype)
     assert all(torch.isfinite(gradient).all() for gradient in dense_gradients(lower))
 
 
+@pytest.mark.slow
 @methods
 def test_dynamo_gives_the_same(method: Method) -> None:
     table = build(method)

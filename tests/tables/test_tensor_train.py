@@ -182,6 +182,7 @@ def test_the_fast_path_computes_in_the_type_of_the_cores() -> None:
         assert all(core.grad.dtype == dtype for core in lower)
 
 
+@pytest.mark.slow
 def test_the_fast_path_under_compile() -> None:
     table = TensorTrain(rank=4).build(211, 8, dtype=torch.float64, init_std=1.0)
     table.path = "fast"

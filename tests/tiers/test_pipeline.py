@@ -83,6 +83,7 @@ def test_exact_equals_nothing_ahead(depth: int, optimizer: str, bags: bool) -> N
     assert same(run.state(), plain(optimizer, 15, bags=bags))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 8), st.integers(1, 14), st.integers(0, 1000), st.sampled_from([1, 2, 5, 30]))
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_any_depth_length_and_timing(depth: int, num: int, seed: int, size: int) -> None:

@@ -41,6 +41,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path, optimizer: str) -> None:
     """Fetching goes on while hot batches are computed, and over evaluations and saves in the middle."""

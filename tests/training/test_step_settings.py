@@ -42,6 +42,7 @@ def test_rounding_is_for_narrow_tables() -> None:
         TrainConfig.of(stochastic_rounding=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 @pytest.mark.parametrize("options", [{}, {"method": "frobenius", "min_rows": 100}, {"precision": "bf16"}])
 def test_tables_in_two_bytes(

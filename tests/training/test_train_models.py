@@ -101,6 +101,7 @@ def cases(events: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_planted_rule_is_learned(events: Path, cases: Path, tmp_path: Path, name: str) -> None:
     train(events, tmp_path / "run", FAMILIES[name].replace(epochs=8), quiet=True)
@@ -124,6 +125,7 @@ def test_resume_continues_to_the_same_bits(events: Path, tmp_path: Path, name: s
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
+@pytest.mark.slow
 def test_histories_say_what_ids_do_not(tmp_path: Path) -> None:
     """Users without names: an eighth of the samples has no history and can only be guessed, a quarter is positive."""
     data = write_events(tmp_path, anonymous=True)

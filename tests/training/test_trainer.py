@@ -82,6 +82,7 @@ def test_the_same_seed_gives_the_same_bits(data: Path, tmp_path: Path) -> None:
     assert same_tensors(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "stop_at"), [("sgd", 7), ("adagrad", 7), ("rowwise_adagrad", 25), ("adam", 31)])
 def test_resume_continues_to_the_same_curve(data: Path, tmp_path: Path, optimizer: str, stop_at: int) -> None:
     config = SMALL.replace(optimizer=optimizer, epochs=2, evaluate_every=10, warmup_steps=9)
@@ -217,6 +218,7 @@ def test_early_stopping_needs_a_validation_split(tmp_path: Path) -> None:
         run(tmp_path / "data", tmp_path / "run", SMALL.replace(early_stopping=1))
 
 
+@pytest.mark.slow
 def test_compiled_dense_part_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
     plain = Trainer(data, tmp_path / "plain", SMALL, quiet=True)
     compiled = Trainer(data, tmp_path / "compiled", SMALL, quiet=True)

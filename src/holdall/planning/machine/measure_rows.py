@@ -62,7 +62,7 @@ def copy_rates(clock: Clock) -> dict[str, Line]:
         taken = []
         for size in sizes:
             source, target = make(size)
-            taken.append(clock(lambda source=source, target=target: target.copy_(source, non_blocking=True)))  # type: ignore[misc]
+            taken.append(clock(lambda source=source, target=target: target.copy_(source, non_blocking=True)))
         return fit_line(sizes, taken)
 
     def pair(size: int, *, pinned: bool) -> tuple[Tensor, Tensor]:
