@@ -18,7 +18,7 @@ from benchmarks.hot_batches import steady_speed
 from benchmarks.tiers_disk import write_data
 from holdall.runtime.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
-from holdall.training.strategies.base import Split
+from holdall.training.strategies.split import SplitStrategy
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 
@@ -54,7 +54,7 @@ def main() -> None:
             out = Path(folder) / f"run-{depth}"
             trainer = Trainer(data, out, config, quiet=True)
             times = DeviceTimes() if arguments.device == "cuda" else None
-            assert isinstance(trainer.strategy, Split)
+            assert isinstance(trainer.strategy, SplitStrategy)
             trainer.strategy.pipeline.times = (
                 times  # on a GPU steps are captured whole: their stages are on its streams
             )

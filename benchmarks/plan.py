@@ -53,7 +53,7 @@ from holdall.tables import Dense
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import follow
 from holdall.training.step import TrainStep
-from holdall.training.strategies.registry import ALONE as STRATEGIES
+from holdall.training.strategies.registry import ONE_PROCESS as STRATEGIES
 
 DIM = 16
 """Of both models."""

@@ -37,7 +37,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.zipf import Zipf
 from holdall.runtime.device_times import DeviceTimes
 from holdall.training.config import TrainConfig
-from holdall.training.strategies.base import Split
+from holdall.training.strategies.split import SplitStrategy
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 
@@ -145,7 +145,7 @@ def measure(data: Path, out: Path, arguments: argparse.Namespace, name: str) -> 
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     hot = hot_by_law(data, parse_bytes(arguments.hot_bytes) // (4 * DIM))
-    with mock.patch.object(Split, "_choose_hot_rows", return_value=hot):
+    with mock.patch.object(SplitStrategy, "_choose_hot_rows", return_value=hot):
         trainer = Trainer(data, out, config, quiet=True)
     trainer.save = lambda *_, **__: out  # type: ignore[method-assign]  # 63 GB of checkpoint is not what is measured
     start_seconds = time.perf_counter() - started
@@ -217,7 +217,7 @@ def host_profile(trainer: Trainer) -> Iterator[None]:
     parts: list[tuple[Any, str]] = [(Batch, "pinned"), (Batch, "to"), (trainer.model.bags, "check")]
     parts += [(trainer.strategy, "after_step"), (trainer, "_after_step"), (trainer.optimizers, "prepare")]
     parts += [(trainer.steps, "run")] + ([(trainer.steps.graph, "step")] if trainer.steps.graph is not None else [])
-    if isinstance(trainer.strategy, Split):
+    if isinstance(trainer.strategy, SplitStrategy):
         parts += [
             (trainer.strategy.pipeline, name) for name in ("_enter", "_make_room", "_arrive", "_fetch", "_return")
         ]

@@ -15,8 +15,9 @@ from holdall.distributed.processes import Processes, process_group
 from holdall.models.model import Model
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.training.config import TrainConfig
-from holdall.training.strategies.data_parallel import DataParallel
-from holdall.training.strategies.local import Local
+from holdall.training.strategies.data_parallel import DataParallelStrategy
+from holdall.training.strategies.local import LocalStrategy
+from holdall.training.strategies.process_strategy import ProcessStrategy
 from tests.distributed.gradient_workers import global_batches, part_of
 from tests.tiers import small
 
@@ -27,14 +28,14 @@ def _build(*_: Any) -> Model:
     return small.build().double()
 
 
-class BareLocal(Local):
+class BareLocal(LocalStrategy):
     _build_model = _build
 
     def _build_loader(self) -> None:
         return None
 
 
-class BareDataParallel(DataParallel):
+class BareDataParallel(DataParallelStrategy):
     _build_model = _build
 
     def _build_loader(self) -> None:
@@ -42,7 +43,7 @@ class BareDataParallel(DataParallel):
 
 
 def start(
-    kind: type[DataParallel], processes: Processes, optimizer: str, merge_every: int | None = None
+    kind: type[ProcessStrategy], processes: Processes, optimizer: str, merge_every: int | None = None
 ) -> tuple[Any, Optimizers]:
     config = TrainConfig.of(strategy="local", merge_every=merge_every)
     strategy = kind(config, None, CPU, Path(), None, processes)  # type: ignore[arg-type]
@@ -68,10 +69,10 @@ def steps(strategy: Any, optimizers: Optimizers, batches: list[Batch]) -> None:
         loss = torch.zeros((), dtype=torch.float64)
         if len(share):
             loss = F.binary_cross_entropy_with_logits(strategy.model(share), share.label) * (len(share) / size)
-        strategy.begin_backward(step, len(share), loss.detach(), False)
+        strategy.exchange.begin(step, len(share), loss.detach(), False)
         if len(share):
             loss.backward()
-        strategy.exchange_gradients()
+        strategy.exchange.finish()
         optimizers.step()
         strategy.after_step(step + 1)
 
@@ -94,7 +95,7 @@ def never_merged() -> dict[str, Any]:
         strategy, optimizers = start(BareLocal, processes, "adagrad")
         steps(strategy, optimizers, global_batches(False))
         own = small.state(strategy.model, optimizers)
-        with strategy.evaluating():
+        with strategy.evaluation():
             seen = small.state(strategy.model, optimizers)
         after = small.state(strategy.model, optimizers)
         difference = strategy.merge()

@@ -20,7 +20,7 @@ from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import PeerError, process_group
 from holdall.training.config import TrainConfig
 from holdall.training.step import TrainStep
-from holdall.training.strategies.sharded import TwoFoldTables
+from holdall.training.strategies.two_fold import TwoFoldStrategy
 from holdall.training.trainer import Trainer, train
 
 CPU = torch.device("cpu")
@@ -189,7 +189,7 @@ def restored(data: str, out: str, settings: dict[str, Any]) -> tuple[int, dict[s
         trainer = Trainer(
             Path(data), Path(out), TrainConfig.of(**settings), resume=True, quiet=True, processes=processes
         )
-        assert isinstance(trainer.strategy, TwoFoldTables)
+        assert isinstance(trainer.strategy, TwoFoldStrategy)
         whole = trainer.strategy.shared.full_state()
         return (
             trainer.step,

@@ -116,13 +116,15 @@ def _in_exchange(step: int, deed: Callable[[], None]) -> None:
 
     def train_step(self: Trainer, *batches: Any) -> float | None:
         if self.step == step:
-            exchange = self.strategy.exchange_gradients
+            exchange = self.strategy.exchange
+            assert exchange is not None
+            finish = exchange.finish
 
             def dying() -> torch.Tensor:
                 deed()
-                return exchange()
+                return finish()
 
-            self.strategy.exchange_gradients = dying  # type: ignore[method-assign]
+            exchange.finish = dying  # type: ignore[method-assign]
         return original(self, *batches)
 
     Trainer.train_step = train_step  # type: ignore[method-assign]

@@ -12,10 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from holdall.common import progress as bars
 from holdall.common.errors import DataError
 from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch, Ids
-from holdall.training import tracking
 from holdall.training.tracking import RunLog, load_batch, read_metrics, read_run, save_batch
 
 
@@ -162,7 +162,7 @@ class TestProgress:
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
         clock = {"now": 0.0}
-        monkeypatch.setattr(tracking, "monotonic", lambda: clock["now"])
+        monkeypatch.setattr(bars, "monotonic", lambda: clock["now"])
         with SampleProgress(10_000, done=2_000, seconds=10) as progress:
             for clock["now"] in (4.0, 8.0, 12.0, 16.0):
                 progress.update(1_000, loss=0.5)
@@ -178,7 +178,7 @@ class TestProgress:
     def test_a_bar_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch):
         screen = io.StringIO()
         monkeypatch.setattr(
-            tracking, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120, stderr=stderr)
+            bars, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120, stderr=stderr)
         )
         with SampleProgress(1_000, label="valid") as progress:
             progress.update(400, loss=0.25)

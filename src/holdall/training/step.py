@@ -1,8 +1,8 @@
-"""One training step: the loss of a batch, its gradients, and the update; alone, as a CUDA graph, or in step with other
-processes.
+"""One training step: the loss of a batch, its gradients, and the update.
 
-A loss that is not finite stops the run before anything is updated. On a GPU that would wait for the device in every
-step: there losses are read some steps later, with those of the steps since.
+A step runs in one process, as a CUDA graph, or synchronously with other processes. A loss that is not finite stops the
+run before anything is updated. On a GPU that check would wait for the device in every step, so losses are read there
+in groups, some steps later.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
 from holdall.training.interrupt import Interrupt
 from holdall.training.strategies.base import Strategy
+from holdall.training.strategies.gradient_exchange import GradientExchange
 
 UNREAD_LOSSES = 64
-"""Steps on a GPU whose losses may wait there, and whose batches are kept, until they are read."""
+"""Most steps on a GPU whose losses have not been read; their batches are kept until then."""
 
 
 class TrainStep:
-    """What a step of a run does with a batch whose ids have been checked.
+    """Training steps of a run, on batches whose ids have been checked.
 
-    `refuse(batch, loss, place, done)` ends the run for a loss that is not finite, on the rank that had the batch.
+    `refuse(batch, loss, place, done)` raises the error of a loss that is not finite, on the rank that had the batch.
     """
 
     def __init__(
@@ -46,37 +47,37 @@ class TrainStep:
         self.processes, self.device = strategy.processes, strategy.device
         self.schedule = config.schedule.build()
         self.stop_asked = Interrupt()
-        """That some process of the run was asked to stop, which all hear of in the same step."""
+        """Set in the same step on all ranks, when one of them was asked to stop."""
         self._refuse = refuse
         self._score = torch.compile(strategy.model.score) if config.device.compile else strategy.model.score
         self.graph = self._make_graph()
         self.reads_losses_later = self.device.type != "cpu"
         self._unread: list[tuple[str, Batch, Tensor]] = []
-        """Place, batch and loss of steps whose loss has not been read back from the device."""
+        """Place, batch and loss of the steps whose loss has not been read from the device."""
 
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def run(self, step: int, place: str, batch: Batch, moved: Batch, num_samples: int, *, stop: bool) -> float | None:
-        """One update; `moved` is the batch on the device, of a global batch of `num_samples`.
+        """Update the model with a batch; `moved` is its copy on the device, `num_samples` the size of the global batch.
 
-        Returns the loss of the global batch; None where it is read later. `stop` says that someone asked this process
-        to, and `place` names the step for errors.
+        Returns the loss of the global batch; None where it is read later. `stop` is set when this process was asked to
+        stop. `place` names the step in errors.
         """
-        if self.graph is not None and self.strategy.moves_nothing and self._takes_graph(moved):
+        if self.graph is not None and self.strategy.is_capturable and self._takes_graph(moved):
             self.strategy.stages.pause()
             self.optimizers.set_factor(self.schedule.factor(step))
             self._unread.append((place, batch, self.graph.step(moved)))
             self.strategy.after_step(step + 1)
             return None
         self.strategy.stages.begin_step(step)
-        if self.processes.world_size == 1:
-            value = self._backward_alone(place, batch, moved)
+        if self.strategy.exchange is None:
+            value = self._backward(place, batch, moved)
         else:
-            value = self._backward_together(step, place, batch, moved, num_samples, stop)
+            value = self._backward_and_exchange(self.strategy.exchange, step, place, batch, moved, num_samples, stop)
         self._update(step)
         return value
 
-    def _backward_alone(self, place: str, batch: Batch, moved: Batch) -> float | None:
+    def _backward(self, place: str, batch: Batch, moved: Batch) -> float | None:
         loss = self.loss(batch, moved)
         value = None
         if self.reads_losses_later:
@@ -89,21 +90,28 @@ class TrainStep:
             loss.backward()
         return value
 
-    def _backward_together(
-        self, step: int, place: str, batch: Batch, moved: Batch, num_samples: int, stop: bool
+    def _backward_and_exchange(
+        self,
+        exchange: GradientExchange,
+        step: int,
+        place: str,
+        batch: Batch,
+        moved: Batch,
+        num_samples: int,
+        stop: bool,
     ) -> float | None:
-        """The loss and its gradients are those of the global batch.
+        """Leave the gradients of the global batch in place; returns its loss.
 
-        A rank's share of that loss is the mean over its own samples, times its part of all samples.
+        A rank's share of that loss is the mean over its own samples, times their share of all samples.
         """
         share = len(batch) / num_samples
         loss = self.loss(batch, moved) * share if len(batch) else torch.zeros((), device=self.device)
-        self.strategy.begin_backward(step, len(batch), loss.detach(), stop=stop)
+        exchange.begin(step, len(batch), loss.detach(), stop)
         with self.strategy.stages.stage("backward"):
             if len(batch):
                 loss.backward()
         with self.strategy.stages.stage("exchange"):
-            signals = self.strategy.exchange_gradients()
+            signals = exchange.finish()
         if not self.reads_losses_later:
             return self._read_signals(signals.tolist(), batch, place, "nothing was updated")
         self._unread.append((place, batch, signals))
@@ -112,16 +120,17 @@ class TrainStep:
     def _update(self, step: int) -> None:
         """Apply the gradients of the step."""
         with self.strategy.stages.stage("update"):
-            if self.config.optimizer.clip_norm is not None:
-                self.optimizers.clip(self.config.optimizer.clip_norm, self.strategy.squared_norm)
+            clip_norm, exchange = self.config.optimizer.clip_norm, self.strategy.exchange
+            if clip_norm is not None:
+                self.optimizers.clip(clip_norm, None if exchange is None else exchange.squared_norm)
             self.optimizers.set_factor(self.schedule.factor(step))
             self.optimizers.step()
         self.strategy.after_step(step + 1)
 
     def loss(self, batch: Batch, moved: Batch) -> Tensor:
-        """Mean logloss of a batch, and the penalty on what it looks up; `moved` is its copy on the device."""
+        """Mean logloss of a batch, plus the penalty on the vectors it looks up; `moved` is its copy on the device."""
         kind, bf16 = self.device.type, self.config.device.precision == "bf16"
-        # On a GPU dense tables hand their float32 rows over in bf16; a CPU's kernels would make a second copy of them.
+        # On a GPU the lookup of dense tables writes bf16 vectors; the kernels of a CPU would make a second copy.
         with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
             looked_up = self.strategy.lookup(batch, moved)
         with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
@@ -134,11 +143,11 @@ class TrainStep:
 
     @property
     def must_read(self) -> bool:
-        """Whether so many losses wait on the device that they should be read now."""
+        """Whether as many losses are unread as may be."""
         return len(self._unread) >= UNREAD_LOSSES
 
     def read_losses(self) -> float:
-        """The sum of the losses that were still on the device; one that is not finite stops the run."""
+        """The sum of the losses that were still on the device; raises if one is not finite."""
         if not self._unread:
             return 0.0
         unread, self._unread = self._unread, []
@@ -154,7 +163,7 @@ class TrainStep:
         return total
 
     def _read_signals(self, signals: list[list[float]], batch: Batch, place: str, done: str) -> float:
-        """The loss of a global batch, from what its ranks told each other; take note of who was asked to stop."""
+        """The loss of a global batch, from the signals of its ranks (`GradientExchange.finish`)."""
         losses, stops = signals
         for rank, loss in enumerate(losses):
             if not math.isfinite(loss):
@@ -169,7 +178,7 @@ class TrainStep:
     # --- as a CUDA graph ---------------------------------------------------------------------------------------------
 
     def _make_graph(self) -> CapturedStep | None:
-        """What captures full steps, where that is not ruled out from the start."""
+        """The capture of full steps, where it is not ruled out from the start."""
         if self.config.device.cuda_graph == "off":
             return None
         why_not = None
@@ -177,22 +186,22 @@ class TrainStep:
             why_not = f"the device is {self.device}"
         elif self.processes.world_size > 1:
             why_not = "processes meet in every step"
-        elif self.config.placement.kind.looks_up_on_host:
-            why_not = f"--strategy {self.config.placement.strategy} looks tables up on the host"
+        elif self.strategy.kind.looks_up_on_host:
+            why_not = f"--strategy {self.strategy.kind.name} looks tables up on the host"
         if why_not is None:
             return CapturedStep(
                 self._backward_captured,
                 self.optimizers,
                 self.config.batch_size,
                 self.strategy.addresses,
-                self.strategy.settle,
+                self.strategy.wait_for_threads,
             )
         if self.config.device.cuda_graph == "on":
             raise ConfigError(f"--cuda-graph on cannot be had, {why_not}: use auto or off")
         return None
 
     def _backward_captured(self, batch: Batch) -> Tensor:
-        """The loss of a batch on the device, its gradients left in place, clipped."""
+        """The loss of a batch on the device; its gradients, clipped, are left in place."""
         loss = self.loss(batch, batch)
         loss.backward()
         if self.config.optimizer.clip_norm is not None:
@@ -200,7 +209,7 @@ class TrainStep:
         return loss.detach()
 
     def _takes_graph(self, moved: Batch) -> bool:
-        """Whether a batch goes through the graph; that a full one cannot is an error when a graph was asked for."""
+        """Whether the graph is for a batch; an error with `--cuda-graph on` if it is not for a full one."""
         assert self.graph is not None
         takes = self.graph.takes(moved)
         if not takes and self.config.device.cuda_graph == "on" and len(moved) == self.config.batch_size:

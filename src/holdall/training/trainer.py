@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.ranking import ranking_path
 from holdall.data.schema import Schema
 from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog, process_group
-from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
+from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.kernels.dispatch import kernel_path, takes_triton
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
@@ -36,11 +36,11 @@ from holdall.runtime.allocator import keep_freed_memory
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compared, follow
-from holdall.training.hot_batches import Segment
 from holdall.training.interrupt import Interrupt, deferred_interrupts
 from holdall.training.resume import refuse_other_settings
 from holdall.training.start import agree_on_run, make_run_folder
 from holdall.training.step import TrainStep
+from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
 from holdall.training.tracking import BAD_BATCH_FILE, RunLog, save_batch
 
@@ -202,7 +202,7 @@ class Trainer:
                 size = self._global_size(batch)
                 loss = self.train_step(batch, moved)
                 progress.update(size, loss)
-                stopped_early = self._after_step(loss, ends_cycle=segment.ends_cycle and number == segment.num_batches)
+                stopped_early = self._after_step(loss, segment.report_loss if number == segment.num_batches else None)
                 if self.steps.stop_asked if self.processes.world_size > 1 else self._interrupt:
                     self.save()
                     raise KeyboardInterrupt(f"stopped at step {self.step}; go on with --resume")
@@ -221,8 +221,11 @@ class Trainer:
         """Samples of the batch under way, of all processes."""
         return len(batch) if self.processes.world_size == 1 else self.loader.global_size(self.batch_in_epoch)
 
-    def _after_step(self, loss: float | None, *, ends_cycle: bool = False) -> bool:
-        """Count the step; log, evaluate and save where they are due. Whether to stop early."""
+    def _after_step(self, loss: float | None, report_loss: Callable[[float], None] | None = None) -> bool:
+        """Count the step; log, evaluate and save where they are due. Whether to stop early.
+
+        `report_loss` is called with the validation loss, which is measured for it.
+        """
         self.step += 1
         self.batch_in_epoch += 1
         end_of_epoch = self.batch_in_epoch == self.loader.num_batches
@@ -247,9 +250,9 @@ class Trainer:
             self.loss_sum, self.loss_count, self._logged_at = 0.0, 0, time.perf_counter()
         every = self.config.evaluation.evaluate_every
         due = end_of_epoch if every is None else self.step % every == 0
-        stop = self._evaluate() if self.valid is not None and (due or last or ends_cycle) else False
-        if self.valid is not None and ends_cycle:
-            self.strategy.after_cycle(self.last_evaluation["logloss"])
+        stop = self._evaluate() if self.valid is not None and (due or last or report_loss) else False
+        if self.valid is not None and report_loss is not None:
+            report_loss(self.last_evaluation["logloss"])
         if not last and _due(self.config.checkpoint.save_every, self.step):
             self.save(waits=False)
         elif not last and _due(self.config.checkpoint.save_hot_every, self.step):
@@ -263,11 +266,10 @@ class Trainer:
         """Evaluate on the validation split; whether to stop early."""
         assert self.valid is not None
         self._read_losses()
-        part = SplitShare(self.processes.rank, self.processes.world_size, self.strategy.reduce, self.strategy.bring)
-        with self.strategy.evaluating():
-            metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=part)
+        with self.strategy.evaluation() as share:
+            metrics = evaluate_model(self.model, self.valid, allow_one_class=True, part=share)
             if self.ranks:
-                metrics.update(rank_model(self.model, self.valid, self.config.evaluation.rank_at, part))
+                metrics.update(rank_model(self.model, self.valid, self.config.evaluation.rank_at, share))
         metrics = self.processes.first(lambda: metrics)  # so that all decide by the same bits
         self.last_evaluation = metrics
         self._write(split="valid", epoch=self.epoch, **metrics)
@@ -330,13 +332,13 @@ class Trainer:
             f"model.{name}": tensor for name, tensor in self.model.state_dict().items()
         }
         found.update({f"optimizer.{name}": tensor for name, tensor in self.optimizers.tensors().items()})
-        found.update(self.strategy.tensors())
+        found.update(self.strategy.checkpoint_tensors())
         return found
 
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
         """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
         state, where, keep = self._state(), self.out / folder, keep or self.config.checkpoint.keep
-        with self.strategy.checkpoint_view():
+        with self.strategy.ready_to_save():
             path = self._saver.save(where, self.step, self._saved(), state, keep=keep)
         if folder == CHECKPOINTS:
             self._full_step = self.step
@@ -349,8 +351,8 @@ class Trainer:
         if self._full_step is None:
             return self.save(waits=False)
         state, where = self._state(), self.out / CHECKPOINTS
-        with self.strategy.checkpoint_view():
-            tensors = hot_parts(self._saved(), self.strategy.hot_ids())
+        with self.strategy.ready_to_save():
+            tensors = hot_parts(self._saved(), self.strategy.hot_row_ids())
             return self._saver.save_hot(where, self.step, tensors, state, base=self._full_step)
 
     def _saved(self) -> dict[str, Tensor | TensorByRows]:

@@ -1,99 +1,112 @@
-"""`hot-batches`: inputs that need hot rows only go into batches of their own (FAE), whoever has the hot rows.
+"""`hot-batches` (FAE): samples that look up hot rows only are in batches of their own, for which no row is fetched.
 
-What brings either kind of batches to the device lasts for an epoch, so that rows of the next cold batches are fetched
-while hot ones are computed, which cannot change them.
+One process stores rows as `split` does, several as `two-fold` does.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.batch import Batch
 from holdall.models.model import LookedUp
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.popularity.hot_rows import hot_inputs, smallest_useful_budget
-from holdall.training.hot_batches import HotBatches, Segment
-from holdall.training.strategies.base import Split, Strategy
+from holdall.training.strategies.base import DeviceBatches, Segment
+from holdall.training.strategies.hot_cold_loader import HotColdLoader
+from holdall.training.strategies.hot_rows import bytes_per_row, first_cold_rows, lookups_by_row
+from holdall.training.strategies.split import SplitStrategy
+from holdall.training.strategies.two_fold import TwoFoldStrategy
 
 
-class PacksHotInputs(Strategy):
-    """What a strategy with hot rows inherits first to train on hot batches. Theirs go straight to the device."""
+class HotBatches:
+    """Hot and cold batches in turn, each kind copied to the device by an iterator of its own.
 
-    limits: dict[str, int]
-    """The first row of each table that is not hot; its number of rows, where it is on the device as a whole."""
-    row_bytes: int
-    hot = False
-    """Whether the segment under way is one of hot batches."""
+    The iterators last for an epoch, so that rows of the next cold batches are fetched while hot batches are computed,
+    which cannot change them. `open_cold(segment, step)` and `open_hot(batches)` open them. A hot batch is passed to
+    `begin_hot_step(batch, moved)` before its step.
+    """
 
-    def _build_loader(self) -> HotBatches:
-        self._under_way: dict[str, Generator[tuple[Batch, Batch], None, None]] = {}
-        """What brings the batches of each kind to the device, over all segments of an epoch."""
-        is_hot = hot_inputs(self.data, self.limits)
-        if not is_hot.any():
-            enough = smallest_useful_budget(self.data, self._lookups(), self.row_bytes)
-            given = "the plan's hot rows" if self.plan is not None else f"--hot-bytes {self.config.placement.hot_bytes}"
-            raise ConfigError(
-                f"no input of {self.data.folder} is fully hot within {given}: about {readable_bytes(enough)} would "
-                f"make a tenth of them hot, or use --strategy split"
-            )
-        return HotBatches(
-            self.data,
-            is_hot,
-            self.config.batch_size,
-            seed=self.config.seed,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-        )
+    def __init__(
+        self,
+        loader: HotColdLoader,
+        open_cold: Callable[[Segment, int], DeviceBatches],
+        open_hot: Callable[[Iterator[Batch]], DeviceBatches],
+        begin_hot_step: Callable[[Batch, Batch], None],
+    ):
+        self.loader = loader
+        self.is_hot = False
+        """Whether the current segment has hot batches."""
+        self._open_cold, self._open_hot, self._begin_hot_step = open_cold, open_hot, begin_hot_step
+        self._iterators: dict[str, DeviceBatches] = {}
 
     def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
-        self._end_epoch()
+        self.close()
         return self.loader.segments(epoch, start_batch)
 
-    def on_device(self, segment: Segment, step: int) -> Generator[tuple[Batch, Batch], None, None]:
-        self.hot = segment.kind == "hot"
-        if segment.kind not in self._under_way:
-            ahead = Strategy.on_device(self, segment, step) if self.hot else super().on_device(segment, step)
-            self._under_way[segment.kind] = ahead
-        for batch, moved in islice(self._under_way[segment.kind], segment.num_batches):
-            if self.hot:
-                self._enter_hot(batch, moved)
+    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+        self.is_hot = segment.kind == "hot"
+        if segment.kind not in self._iterators:
+            opened = self._open_hot(segment.batches) if self.is_hot else self._open_cold(segment, step)
+            self._iterators[segment.kind] = opened
+        for batch, moved in islice(self._iterators[segment.kind], segment.num_batches):
+            if self.is_hot:
+                self._begin_hot_step(batch, moved)
             yield batch, moved
 
-    @abstractmethod
-    def _enter_hot(self, batch: Batch, moved: Batch) -> None:
-        """Before the step of a hot batch; `moved` is the same on the device."""
-
-    def _end_epoch(self) -> None:
-        """End what brings batches to the device."""
-        under_way, self._under_way = self._under_way, {}
-        for batches in under_way.values():
-            batches.close()
+    def measures(self) -> dict[str, float]:
+        return {"hot_share_of_inputs": self.loader.hot_share, "hot_batch_rate": self.loader.interleaving.rate}
 
     def close(self) -> None:
-        self._end_epoch()
-        super().close()
-
-    def after_cycle(self, loss: float) -> None:
-        self.loader.interleaving.after(loss)
-
-    def measures(self) -> dict[str, float]:
-        shares = {"hot_share_of_inputs": self.loader.hot_share, "hot_batch_rate": self.loader.interleaving.rate}
-        return {**super().measures(), **shares}
+        """End the iterators of the epoch."""
+        iterators, self._iterators = self._iterators, {}
+        for batches in iterators.values():
+            batches.close()
 
 
-class HotBatchesStrategy(PacksHotInputs, Split):
-    """`hot-batches`: as `split`, with inputs that need hot rows only in batches of their own."""
+def hot_cold_loader(strategy: SplitStrategy | TwoFoldStrategy) -> HotColdLoader:
+    """The loader of a strategy whose hot rows have been chosen; an error where no sample is fully hot."""
+    config, data = strategy.config, strategy.data
+    is_hot = hot_inputs(data, first_cold_rows(strategy.model, strategy.hot_rows))
+    if not is_hot.any():
+        row_bytes = bytes_per_row(config, strategy.model)
+        enough = smallest_useful_budget(data, lookups_by_row(config, data), row_bytes)
+        given = "the plan's hot rows" if strategy.plan is not None else f"--hot-bytes {config.placement.hot_bytes}"
+        raise ConfigError(
+            f"no input of {data.folder} is fully hot within {given}: about {readable_bytes(enough)} would make a tenth "
+            f"of them hot, or use --strategy split"
+        )
+    processes = strategy.processes
+    return HotColdLoader(
+        data, is_hot, config.batch_size, seed=config.seed, rank=processes.rank, world_size=processes.world_size
+    )
 
-    def _enter_hot(self, batch: Batch, moved: Batch) -> None:
+
+class HotBatchesStrategy(SplitStrategy):
+    """`hot-batches` of one process: rows as under `split`."""
+
+    kind = STRATEGY_KINDS["hot-batches"]
+
+    def _build_loader(self) -> HotColdLoader:
+        self.batches = HotBatches(hot_cold_loader(self), super().on_device, self._copied, self._begin_hot_step)
+        return self.batches.loader
+
+    def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
+        return self.batches.segments(epoch, start_batch)
+
+    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+        return self.batches.on_device(segment, step)
+
+    def _begin_hot_step(self, batch: Batch, moved: Batch) -> None:
         self.tiers.count_hot(batch.ids)
         self.tiers.begin_hot_step(moved.ids)
 
     def lookup(self, batch: Batch, moved: Batch) -> LookedUp:
         for pack in self.tiers.packs:
-            pack.all_hot = self.hot
+            pack.all_hot = self.batches.is_hot
         try:
             return super().lookup(batch, moved)
         finally:
@@ -101,7 +114,41 @@ class HotBatchesStrategy(PacksHotInputs, Split):
                 pack.all_hot = False
 
     def after_step(self, step: int) -> None:
-        if self.hot:
+        if self.batches.is_hot:
             self.tiers.end_hot_step()
         else:
             super().after_step(step)
+
+    def measures(self) -> dict[str, float]:
+        return {**super().measures(), **self.batches.measures()}
+
+    def close(self) -> None:
+        self.batches.close()
+        super().close()
+
+
+class ShardedHotBatchesStrategy(TwoFoldStrategy):
+    """`hot-batches` of several processes: rows as under `two-fold`; a hot batch exchanges nothing but gradients."""
+
+    kind = replace(STRATEGY_KINDS["hot-batches"], keeps_tail=False, shards_rows=True, max_prefetch=1)
+
+    def _build_loader(self) -> HotColdLoader:
+        self.batches = HotBatches(hot_cold_loader(self), super().on_device, self._copied, self._begin_hot_step)
+        return self.batches.loader
+
+    def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
+        return self.batches.segments(epoch, start_batch)
+
+    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+        return self.batches.on_device(segment, step)
+
+    def _begin_hot_step(self, batch: Batch, moved: Batch) -> None:
+        self.collectives.step += 1
+        self.shared.enter_hot(len(batch))
+
+    def measures(self) -> dict[str, float]:
+        return {**super().measures(), **self.batches.measures()}
+
+    def close(self) -> None:
+        self.batches.close()
+        super().close()

@@ -1,14 +1,13 @@
-"""`local`: MLPs in step, tables learned by each rank on its own samples and merged now and then (distributed DLRM).
+"""`local`: MLPs are synchronous; each rank trains tables of its own, which are merged at intervals (distributed DLRM).
 
-Between merges no row crosses the network. A merge takes, of every row that some rank has touched since the last one,
-the mean over ranks weighted by how often each looked it up: a row that one rank has learned is not diluted by the
-others, which never saw it. Optimizer state is merged alike. Replicas are equal after a merge, so only touched rows are
-sent.
+Between merges no row crosses the network. A merged row is the mean over ranks, weighted by the lookups of each since
+the last merge: ranks that never looked a row up do not dilute it. Optimizer state is merged in the same way. Replicas
+are equal after a merge, so only touched rows are sent.
 
-What is relaxed: a lookup may miss what other ranks learned since the last merge. What is not: the gradients of the
-MLPs, and of the parts of compressed tables that are not rows, are those of the global batch in every step. The loss is
-the mean over the global batch here too, so that with SGD and `--merge-every 1` rows that one rank alone touches in a
-step move as under `data-parallel`; a row that several touch moves by the weighted mean of their moves, not by the sum.
+Relaxed: a lookup may miss what other ranks learned since the last merge. Exact: the gradients of the MLPs, and of the
+parts of compressed tables that are not rows, are those of the global batch in every step. The loss is the mean over the
+global batch too. So with SGD and `--merge-every 1` a row that one rank alone touches in a step is updated as under
+`data-parallel`; a row that several touch moves by the weighted mean of their updates, not by the sum.
 """
 
 from __future__ import annotations
@@ -20,16 +19,24 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from holdall.evaluation.evaluate_model import SplitShare
+from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers
-from holdall.training.strategies.data_parallel import DataParallel
+from holdall.planning.strategy_kinds import STRATEGY_KINDS
+from holdall.training.strategies.process_strategy import ProcessStrategy
 
 ROWS_AT_ONCE = 1 << 16
 """Rows merged at a time: bounds the memory of a merge, whatever was touched."""
 
 
-class Local(DataParallel):
-    """Tables of each rank's own between merges. Checkpoints hold merged tables, and saving one merges them; an
-    evaluation measures merged tables and leaves those of each rank as they are."""
+class LocalStrategy(ProcessStrategy):
+    """Tables of each rank's own between merges. Saving a checkpoint merges them; an evaluation measures merged tables
+    and leaves those of each rank as they are."""
+
+    kind = STRATEGY_KINDS["local"]
+
+    def _build_model(self) -> Model:
+        return self.config.build_model(self.data.schema, device=self.device)
 
     def attach(self, optimizers: Optimizers) -> None:
         super().attach(optimizers)
@@ -39,7 +46,7 @@ class Local(DataParallel):
         ]
         """Lookups of every row since the last merge."""
         self.difference = 0.0
-        """Between ranks, before the last merge: see `merge`."""
+        """Distance of the ranks before the last merge (see `merge`)."""
         self.num_merges = 0
 
     def _exchange_rows(self) -> None:
@@ -57,12 +64,10 @@ class Local(DataParallel):
     def merge(self) -> float:
         """Make the tables and their optimizer state the same on all ranks. Collective.
 
-        Returns how far the ranks were apart: the root of the mean over ranks of |tables of the rank - merged tables|^2
-        (Frobenius norm). Of two ranks that have touched every row equally often, half the distance of their tables.
-        Without a step since the last merge that is 0, and what was measured then is kept for the log.
+        Returns the distance of the ranks: the root of the mean over ranks of |tables of the rank - merged tables|^2
+        (Frobenius norm). For two ranks that have touched every row equally often, it is half the distance of their
+        tables. Without a step since the last merge it is 0, and the log keeps the distance before that merge.
         """
-        if self.processes.world_size == 1:
-            return 0.0
         num_rows = 0
         squares = torch.zeros(1, dtype=torch.float64, device=self.device)
         for group, touches in zip(self.row_groups, self.touches, strict=True):
@@ -83,7 +88,7 @@ class Local(DataParallel):
     def _merged(self, touches: Tensor, tensors: list[Tensor]) -> Iterator[tuple[Tensor, list[Tensor], list[Tensor]]]:
         """`(rows, this rank's values, merged values)` in float64 of the rows that any rank touched, a part at a time.
 
-        float64 holds a float32 value times a count exactly, so what one rank alone has touched is merged unchanged.
+        float64 represents a float32 value times a count exactly, so a row that one rank alone has touched is unchanged.
         """
         touched = touches.nonzero()[:, 0]
         union = torch.cat(self.collectives.all_gather(touched)).unique()
@@ -95,14 +100,13 @@ class Local(DataParallel):
             yield rows, own, list(means.split([values.shape[1] for values in own], dim=1))
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        if self.processes.world_size == 1:
-            yield
-            return
-        with super().evaluating():
-            yield from self._on_merged_tables()
+    def evaluation(self) -> Iterator[SplitShare]:
+        with super().evaluation() as share, self._merged_tables():
+            yield share
 
-    def _on_merged_tables(self) -> Iterator[None]:
+    @contextmanager
+    def _merged_tables(self) -> Iterator[None]:
+        """Inside, the tables are merged; afterwards they are the rank's own again."""
         kept: list[tuple[Tensor, Tensor, Tensor]] = []
         for group, touches in zip(self.row_groups, self.touches, strict=True):
             for rows, _, merged in self._merged(touches, [group.weight]):
@@ -115,13 +119,11 @@ class Local(DataParallel):
                 _put(weight, rows, values)
 
     @contextmanager
-    def checkpoint_view(self) -> Iterator[None]:
+    def ready_to_save(self) -> Iterator[None]:
         self.merge()
         yield
 
     def measures(self) -> dict[str, float]:
-        if self.processes.world_size == 1:
-            return {}
         return {**super().measures(), "difference_between_ranks": self.difference, "merges": self.num_merges}
 
 

@@ -1,49 +1,54 @@
-"""The strategies by name: those of one process, and those that several follow."""
+"""Strategies by name: those of one process, and those of several."""
 
 from __future__ import annotations
 
 from holdall.common.errors import ConfigError
 from holdall.distributed.processes import Processes
 from holdall.training.config import TrainConfig
-from holdall.training.strategies.base import HostTables, Split, Strategy
-from holdall.training.strategies.data_parallel import DataParallel
-from holdall.training.strategies.hot_batches import HotBatchesStrategy
-from holdall.training.strategies.local import Local
-from holdall.training.strategies.sharded import TableWise, TwoFoldHotBatches, TwoFoldTables
+from holdall.training.strategies.base import Strategy
+from holdall.training.strategies.data_parallel import DataParallelStrategy
+from holdall.training.strategies.host import HostStrategy
+from holdall.training.strategies.hot_batches import HotBatchesStrategy, ShardedHotBatchesStrategy
+from holdall.training.strategies.local import LocalStrategy
+from holdall.training.strategies.plain import PlainStrategy
+from holdall.training.strategies.split import SplitStrategy
+from holdall.training.strategies.table_wise import TableWiseStrategy
+from holdall.training.strategies.two_fold import TwoFoldStrategy
 
-ALONE: dict[str, type[Strategy]] = {
-    "plain": Strategy,
-    "host": HostTables,
-    "split": Split,
+ONE_PROCESS: dict[str, type[Strategy]] = {
+    "plain": PlainStrategy,
+    "host": HostStrategy,
+    "split": SplitStrategy,
     "hot-batches": HotBatchesStrategy,
-    "data-parallel": DataParallel,
-    "local": Local,
-    "two-fold": Strategy,
-    "table-wise": Strategy,
+    "data-parallel": PlainStrategy,
+    "two-fold": PlainStrategy,
+    "table-wise": PlainStrategy,
+    "local": PlainStrategy,
 }
-"""Of one process, to whom nothing is to be dealt out."""
-TOGETHER: dict[str, type[Strategy]] = {
-    "data-parallel": DataParallel,
-    "two-fold": TwoFoldTables,
-    "hot-batches": TwoFoldHotBatches,
-    "table-wise": TableWise,
-    "local": Local,
+SEVERAL_PROCESSES: dict[str, type[Strategy]] = {
+    "data-parallel": DataParallelStrategy,
+    "two-fold": TwoFoldStrategy,
+    "hot-batches": ShardedHotBatchesStrategy,
+    "table-wise": TableWiseStrategy,
+    "local": LocalStrategy,
 }
 
 
 def find_strategy(config: TrainConfig, processes: Processes) -> type[Strategy]:
-    """The strategy of a run; those of one process are refused where there are several."""
+    """The strategy of a run; an error where several processes cannot follow it with these settings."""
     placement = config.placement
     if processes.world_size == 1:
-        return ALONE[placement.strategy]
-    if placement.strategy not in TOGETHER:
+        return ONE_PROCESS[placement.strategy]
+    if placement.strategy not in SEVERAL_PROCESSES:
         raise ConfigError(
             f"--strategy {placement.strategy} is for one process, and there are {processes.world_size}: use --strategy "
-            f"{', '.join(TOGETHER)}, or start without torchrun"
+            f"{', '.join(SEVERAL_PROCESSES)}, or start without torchrun"
         )
-    if placement.strategy == "hot-batches" and (placement.tail != "host" or (placement.prefetch or 0) > 1):
+    found = SEVERAL_PROCESSES[placement.strategy]
+    depth = found.kind.max_prefetch
+    if placement.tail != "host" or (depth is not None and (placement.prefetch or 0) > depth):
         raise ConfigError(
-            "--strategy hot-batches of several processes keeps rows in memory and fetches one step ahead at most: "
-            "leave --tail out, and --prefetch at 0 or 1"
+            f"--strategy {placement.strategy} of several processes keeps rows in memory and fetches one step ahead at "
+            f"most: leave --tail out, and --prefetch at 0 or 1"
         )
-    return TOGETHER[placement.strategy]
+    return found

@@ -1,8 +1,8 @@
-"""Hot batches (FAE, arXiv:2103.00686): inputs whose lookups are all hot go into batches of their own.
+"""Loader of hot and cold batches (FAE, arXiv:2103.00686): samples whose lookups are all hot are batched apart.
 
-A hot batch touches the hot rows only, which are on the device: nothing moves between host and device for it. Hot and
-cold batches alternate in phases, and how long a phase is follows the loss: training on one kind for long can hurt.
-Both kinds end together, since every cycle of a hot and a cold phase takes from each in proportion to what it has.
+A hot batch looks up hot rows only, which are on the device: no row is moved for it. Hot and cold batches alternate in
+phases. The length of a phase follows the loss: training on one kind for long can hurt. A cycle of a hot and a cold
+phase takes from each kind in proportion to its batches, so both end at the same time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Position
+from holdall.training.strategies.base import Segment
 
 Kind = Literal["cold", "hot"]
 
 FIRST_RATE = 1 / 64
-"""Finer than the paper's 1/2: switching moves nothing here. Still finer does not help: on the Criteo sample, over 9
-seeds, the best validation logloss is 0.4792 from here on, 0.4797 batch by batch and 0.4793 without hot batches."""
+"""Finer than the paper's 1/2, since switching moves no rows here. A finer one does not help: on the Criteo sample, over
+9 seeds, the best validation logloss is 0.4792 with this rate, 0.4797 batch by batch and 0.4793 without hot batches."""
 LOWEST_RATE = 1 / 128
 CYCLES = 8
-"""How often an epoch asks for the loss, whatever the rate: an evaluation costs more than a switch."""
+"""Evaluations an epoch at most, whatever the rate: an evaluation costs more than a switch."""
 FALLS_TO_DOUBLE = 4
 """Evaluations with a falling loss after which phases get twice as long, as in the paper."""
 
 
 @dataclass
 class Interleaving:
-    """How large a share of its batches each kind gets in turn: the paper's R(100 * rate).
+    """Share of an epoch's batches in one cycle: the paper's R(100 * rate).
 
-    A loss that rises halves the rate, so that the kinds mix more finely; `FALLS_TO_DOUBLE` falling ones in a row
-    double it, which switches less often.
+    A loss that rises halves the rate, so that the kinds mix more finely. `FALLS_TO_DOUBLE` falling losses in a row
+    double it, so that they switch less often.
     """
 
     rate: float = FIRST_RATE
@@ -48,7 +49,7 @@ class Interleaving:
     """The paper lets phases grow to whole epochs, to switch less; here switching costs nothing."""
 
     def after(self, loss: float) -> None:
-        """Take note of the loss after a cycle."""
+        """Adapt the rate to the validation loss after a cycle."""
         if self.last_loss is not None and loss > self.last_loss:
             self.rate, self.falls = max(self.rate / 2, LOWEST_RATE), 0
         elif self.last_loss is not None:
@@ -62,22 +63,9 @@ class Interleaving:
         return max(1, round(self.rate * num_batches))
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Batches of one kind, one after the other."""
-
-    kind: Literal["cold", "hot", "mixed"]
-    batches: Iterator[Batch]
-    """All that are left of this kind in the epoch: the first `num_batches` are this segment's, the next ones those of
-    later segments, for those who look ahead. Segments of a kind share one iterator."""
-    num_batches: int
-    ends_cycle: bool
-    """Whether it is the moment to say how the loss is (`Interleaving.after`): each kind has had its turn."""
-
-
 @dataclass
 class _Epoch:
-    """The cycles of the epoch under way: cold and hot batches of each, in order."""
+    """Cycles of the current epoch: numbers of cold and hot batches of each, in order."""
 
     number: int = 0
     cycles: list[tuple[int, int]] = field(default_factory=list)
@@ -87,15 +75,14 @@ class _Epoch:
         return sum(cold + hot for cold, hot in self.cycles)
 
 
-class HotBatches:
-    """The batches of a split, hot and cold apart; every sample comes exactly once an epoch.
+class HotColdLoader:
+    """Loader of the hot and the cold batches of a split; each sample is used exactly once an epoch.
 
-    The samples of each kind, in file order and taken as a ring from a starting point that the epoch draws, are cut
-    into blocks of `batch_size` that come in an order the epoch draws: what `Loader` does with `blocks`, for two lists.
-    Hot batches are full: the hot samples that are left over join the cold ones, so that an epoch has as many batches,
-    and as few short ones, as without hot batches. (Less than a batch of hot ones is one short batch.) Batches are
-    copied, since the samples of a kind do not lie side by side. Of several processes each gets its share of every
-    batch, as `Loader` gives it.
+    The samples of a kind, in file order, are rotated to a starting point drawn for the epoch and cut into blocks of
+    `batch_size`, which are shuffled: what `Loader` does with `blocks`, for two lists. Hot batches are full: the hot
+    samples that are left over are added to the cold ones, so that an epoch has as many batches, and as few short ones,
+    as without hot batches. (Fewer hot samples than a batch are one short batch.) Batches are copies, since the samples
+    of a kind are not contiguous. With several processes each gets its share of every batch, as from `Loader`.
     """
 
     def __init__(
@@ -110,7 +97,7 @@ class HotBatches:
         prefetch: int = 2,
     ):
         if len(is_hot) != len(data):
-            raise ConfigError(f"{len(is_hot)} inputs were told hot from cold, but the split has {len(data)}")
+            raise ConfigError(f"{len(is_hot)} inputs were classified as hot or cold, but the split has {len(data)}")
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}: it must be at least 1")
         self.data, self.batch_size, self.seed, self.prefetch = data, batch_size, seed, prefetch
@@ -121,6 +108,10 @@ class HotBatches:
         }
         self.interleaving = Interleaving()
         self._epoch = _Epoch()
+
+    def after_cycle(self, loss: float) -> None:
+        """Adapt the length of later phases to the validation loss."""
+        self.interleaving.after(loss)
 
     def num_batches_of(self, kind: Kind) -> int:
         num_hot = len(self.samples["hot"])
@@ -134,7 +125,7 @@ class HotBatches:
         return self.num_batches_of("cold") + self.num_batches_of("hot")
 
     def global_size(self, batch: int) -> int:
-        """Samples of batch number `batch` of the epoch under way, over all ranks; its cycle has been decided on."""
+        """Samples of batch number `batch` of the current epoch, over all ranks; its cycle must have been decided."""
         number: dict[Kind, int] = {"hot": 0, "cold": 0}
         for cold, hot in self._epoch.cycles:
             phases: list[tuple[Kind, int]] = [("hot", hot), ("cold", cold)]
@@ -144,7 +135,7 @@ class HotBatches:
                     return min(self.batch_size, num_samples - (number[kind] + batch) * self.batch_size)
                 batch -= size
                 number[kind] += size
-        raise AssertionError("the batch is not of this epoch")
+        raise AssertionError(f"the current epoch has no batch {batch} yet")
 
     @property
     def _num_packed(self) -> int:
@@ -157,10 +148,10 @@ class HotBatches:
         return len(self.samples["hot"]) / max(1, len(self.data))
 
     def segments(self, epoch: int, start_batch: int = 0) -> Iterator[Segment]:
-        """The phases of an epoch from batch `start_batch` on. A cycle is decided on when its first one is asked for.
+        """The phases of an epoch from batch `start_batch` on. A cycle is decided when its first phase is requested.
 
-        Hot batches come first, so that the loss is asked for after cold ones: over 9 seeds on the Criteo sample the
-        best validation logloss is 0.4792 so and 0.4797 the other way round.
+        Hot batches come first, so that the loss is measured after cold ones: over 9 seeds on the Criteo sample the best
+        validation logloss is 0.4792 in this order and 0.4797 in the other.
         """
         if epoch != self._epoch.number or start_batch == 0:
             self._epoch = _Epoch(epoch)
@@ -180,12 +171,13 @@ class HotBatches:
                         continue
                     if kind not in streams:
                         streams[kind] = stack.enter_context(closing(self._stream(kind, epoch, skipped[kind])))
-                    yield Segment(kind, streams[kind], size - done, ends_cycle and place == len(phases))
+                    report_loss = self.after_cycle if ends_cycle and place == len(phases) else None
+                    yield Segment(kind, streams[kind], size - done, report_loss)
 
     def _cycles(self) -> Iterator[tuple[int, int]]:
-        """Cold and hot batches of each cycle of the epoch: those decided on before, which stay, and then new ones.
+        """Cold and hot batches of each cycle of the epoch: the cycles decided before, then new ones.
 
-        After a cycle that ends with batch t of N, round(t * H / N) of the H hot ones have been given.
+        After a cycle that ends with batch t of N, round(t * H / N) of the H hot batches have been used.
         """
         yield from list(self._epoch.cycles)
         num_hot, num_batches = self.num_batches_of("hot"), self.num_batches
@@ -196,27 +188,27 @@ class HotBatches:
             yield self._epoch.cycles[-1]
 
     def _stream(self, kind: Kind, epoch: int, start: int) -> Generator[Batch, None, None]:
-        """The batches of a kind from number `start` on, made ahead of use."""
+        """The batches of a kind from number `start` on, prefetched."""
         yield from prefetched(self._batches(kind, epoch, start), self.prefetch, "loader")
 
     def _batches(self, kind: Kind, epoch: int, first: int) -> Iterator[Batch]:
         cold_rng, hot_rng = (np.random.default_rng([self.seed, epoch, is_hot]) for is_hot in (False, True))
-        hot = _from_anywhere(self.samples["hot"], hot_rng)
+        hot = _rotated(self.samples["hot"], hot_rng)
         samples, rng = hot[: self._num_packed], hot_rng
         if kind == "cold":
             rest = np.sort(np.concatenate([self.samples["cold"], hot[self._num_packed :]]))
-            samples, rng = _from_anywhere(rest, cold_rng), cold_rng
+            samples, rng = _rotated(rest, cold_rng), cold_rng
         blocks = np.arange(self.num_batches_of(kind))
         rng.shuffle(blocks[: len(samples) // self.batch_size])  # the short block, if there is one, stays last
         for block in blocks[first:].tolist():
-            together = samples[block * self.batch_size : (block + 1) * self.batch_size]
-            start, stop = (len(together) * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield self.data.take(together[start:stop])
+            whole = samples[block * self.batch_size : (block + 1) * self.batch_size]
+            start, stop = (len(whole) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+            yield self.data.take(whole[start:stop])
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def state(self, epoch: int, num_given: int) -> dict[str, Any]:
-        """What a checkpoint keeps (as JSON) to go on after `num_given` batches of an epoch."""
+        """Position after `num_given` batches of an epoch, as JSON for a checkpoint."""
         cycles = self._epoch.cycles if epoch == self._epoch.number else []
         return {
             "epoch": epoch,
@@ -229,12 +221,12 @@ class HotBatches:
         }
 
     def load_state(self, state: dict[str, Any]) -> Position:
-        """Where to go on: `segments(position.epoch, position.batch)`."""
+        """Restore a position; continue with `segments(position.epoch, position.batch)`."""
         for name, value in self._order().items():
             if state.get(name) != value:
                 raise CheckpointError(
                     f"the checkpoint was made with {name} {state.get(name)!r} and this run has {value!r}, so it cannot "
-                    f"go on at the same sample: use the same settings and data, or start a new run"
+                    f"continue at the same sample: use the same settings and data, or start a new run"
                 )
         self._epoch = _Epoch(state["epoch"], [(cold, hot) for cold, hot in state["cycles"]])
         self.interleaving = Interleaving(state["rate"], state["falls"], state["last_loss"])
@@ -249,6 +241,6 @@ class HotBatches:
         }
 
 
-def _from_anywhere(samples: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The samples as a ring, from one that is drawn."""
+def _rotated(samples: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """The samples rotated to a starting point drawn at random."""
     return np.roll(samples, -int(rng.integers(len(samples)))) if len(samples) else samples
