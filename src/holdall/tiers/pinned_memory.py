@@ -1,6 +1,6 @@
-"""Memory of the host that a GPU may read and write: taken at once and locked in its place.
+"""Pinned (page-locked) host memory, which a GPU can read and write.
 
-Locking takes a second for every few gigabytes, and the memory then counts as used, whether or not rows were touched.
+Pinning takes a second for every few gigabytes, and allocates all pages, whether or not rows were ever written.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 
 
 def pin(tensor: Tensor, owner: object) -> None:
-    """Lock the memory of a host tensor for as long as `owner` lives."""
+    """Pin the memory of a host tensor for as long as `owner` lives."""
     address, num_bytes = tensor.data_ptr(), tensor.nbytes
     if num_bytes == 0 or tensor.is_pinned():
         return
     _use_large_pages(address, num_bytes)
-    # Take the pages with all threads: the driver would take them with one.
+    # Allocate the pages with all threads: the driver would do it with one.
     flat = tensor.view(-1).view(torch.uint8)
     flat[:: mmap.PAGESIZE].bitwise_or_(0)
     cudart = torch.cuda.cudart()
     error = int(cudart.cudaHostRegister(address, num_bytes, 0))
     if error:
         raise TierError(
-            f"{readable_bytes(num_bytes)} of host memory could not be locked for the GPU (CUDA error {error}): use "
+            f"{readable_bytes(num_bytes)} of host memory could not be pinned for the GPU (CUDA error {error}): use "
             f"--fetch-by copy, or raise the limit on locked memory"
         )
     weakref.finalize(owner, _unpin, address)
@@ -44,7 +44,7 @@ def _unpin(address: int) -> None:
 
 
 def _use_large_pages(address: int, num_bytes: int) -> None:
-    """Ask for pages of 2 MB, where the system gives them: fewer to take, to lock and to look up. No matter if not."""
+    """Ask for pages of 2 MB: fewer to allocate, to pin and to look up. A system that has none ignores it."""
     start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (address + num_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if length > 0:
