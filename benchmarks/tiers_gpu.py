@@ -47,7 +47,8 @@ SHOWN = (
     *("run", "samples_per_second", "p20", "p80", "step_ms", "over_all_on_device", "over_none_ahead", "device_gb"),
     *("start_seconds", "captured", "hot_share_of_lookups", "moved_bytes_per_sample", "loss"),
 )
-PACK_PARTS = ("needed", "forward", "bring", "take_forwarded", "enter", "write_back", "num_missing")
+PIPELINE_STAGES = ("_find", "_fetch", "_begin_compute", "_grow_buffers", "_write_back")
+MOVER_STAGES = ("find", "find_owners", "required_rows", "fetch", "forward", "write_back")
 SKIPPED = 16
 """Steps at the start of a run that the device's stage times leave out."""
 
@@ -218,10 +219,9 @@ def host_profile(trainer: Trainer) -> Iterator[None]:
     parts += [(trainer.strategy, "after_step"), (trainer, "_after_step"), (trainer.optimizers, "prepare")]
     parts += [(trainer.steps, "run")] + ([(trainer.steps.graph, "step")] if trainer.steps.graph is not None else [])
     if isinstance(trainer.strategy, SplitStrategy):
-        parts += [
-            (trainer.strategy.pipeline, name) for name in ("_enter", "_make_room", "_arrive", "_fetch", "_return")
-        ]
-        parts += [(pack, name) for pack in trainer.strategy.tiers.packs for name in PACK_PARTS]
+        parts += [(trainer.strategy.pipeline, name) for name in PIPELINE_STAGES]
+        for pack in trainer.strategy.tiers.packs:
+            parts += [(pack, "find"), (pack, "begin_step"), *((pack.mover, name) for name in MOVER_STAGES)]
     with ExitStack() as stack:
         for owner, name in parts:
             label = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"

@@ -49,7 +49,7 @@ def test_holds_the_values_at_the_time_of_the_call(tmp_path: Path, gate: threadin
         path = saver.save(tmp_path, 1, tensors, state)
         assert saver.is_busy
         buffer.zero_()
-        lazy.far.tensor.zero_()
+        lazy.rows.tensor.zero_()
         flags[:] = False
         state["history"].append(2)
         assert not path.exists()

@@ -130,7 +130,7 @@ class TestHotRows:
         assert into.touched().tolist() == [0, 1, 2, 5]
         expected = torch.zeros(12, 4)
         expected[[0, 1, 2]], expected[5] = model(15)["table"][:3], model(10)["table"][5]
-        assert torch.equal(into.far.tensor, expected)
+        assert torch.equal(into.rows.tensor, expected)
 
     def test_only_the_newest_of_a_base_is_kept_and_goes_with_it(self, tmp_path: Path) -> None:
         def names() -> list[str]:

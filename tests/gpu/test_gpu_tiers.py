@@ -19,6 +19,7 @@ from holdall.planning.machine.measure_pinned import pinned_rows
 from holdall.planning.planner import plan, predict
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tables import Frobenius
+from holdall.tiers.kernel_mover import KernelMover
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import Trainer, train
@@ -89,7 +90,7 @@ def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Pa
     (tmp_path / "run").mkdir()
     trainer = Trainer(clicks, tmp_path / "run", SPLIT.replace(steps=4), quiet=True)
     (pack,) = trainer.strategy.tiers.packs
-    assert pack.moves is not None
+    assert isinstance(pack.mover, KernelMover)
 
 
 def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkey
 
 
 def test_a_kernel_cannot_reach_the_disk(clicks: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--fetch-by kernel cannot be had, the rows are on disk"):
+    with pytest.raises(ConfigError, match="--fetch-by kernel is not possible, the rows are on disk"):
         train(clicks, tmp_path / "run", SPLIT.replace(fetch_by="kernel", tail="disk"), quiet=True)
 
 

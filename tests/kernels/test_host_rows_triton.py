@@ -22,7 +22,7 @@ from holdall.kernels.host_rows_triton import LaunchShape
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.planning.forecast import NOTED_BYTES
 from holdall.runtime.graph_cache import GraphCache
-from holdall.tiers.kernel_mover import Notes
+from holdall.tiers.kernel_mover import KernelMover, SetTensors
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import place
 from holdall.tiers.staging import buffers_for
@@ -144,7 +144,7 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
             step(model, optimizers, moved)
             pipeline.finish_step()
     kinds = Counter(key[0] if isinstance(key[0], str) else key[0][0] for key, count in times.items() if count > 1)
-    assert set(kinds) == ({"find", "move"} if depth == 0 else {"find", "held", "move", "take"})
+    assert set(kinds) == ({"find", "copy"} if depth == 0 else {"find", "owners", "copy", "forward"})
 
 
 def test_forecasts_count_what_is_noted_of_every_room() -> None:
@@ -152,13 +152,13 @@ def test_forecasts_count_what_is_noted_of_every_room() -> None:
     (pack,) = place(model, HOT, "cpu", num_buffers=buffers_for(2), fetch_by="kernel").packs
     pack.reserve(40)
     (batch,) = batches(1, 64)
-    for room in range(buffers_for(2)):
-        pack.needed(batch.ids, model.bags.features, room=room)
-    assert pack.moves is not None
-    assert len(pack.moves._notes) == buffers_for(2)
-    for notes in pack.moves._notes.values():
-        assert notes.rows.nbytes + notes.source.nbytes == NOTED_BYTES * pack.room_rows
-        assert notes.located.nbytes == 4 * batch.ids.values.numel()
+    for buffer in range(buffers_for(2)):
+        pack.find(batch.ids, model.bags.features, buffer=buffer)
+    assert isinstance(pack.mover, KernelMover)
+    assert len(pack.mover._tensors) == buffers_for(2)
+    for tensors in pack.mover._tensors.values():
+        assert tensors.rows.nbytes + tensors.source.nbytes == NOTED_BYTES * pack.staging.buffer_rows
+        assert tensors.located.nbytes == 4 * batch.ids.values.numel()
 
 
 def depends_on(value: object) -> Hashable:
@@ -168,8 +168,8 @@ def depends_on(value: object) -> Hashable:
     if isinstance(value, FunctionType):
         return tuple(depends_on(cell.cell_contents) for cell in value.__closure__ or ())
     if isinstance(value, KernelSet):
-        return depends_on([value.rows, value.counts, value.source, value.room])
-    if isinstance(value, Notes):
+        return depends_on([value.rows, value.counts, value.source, value.buffer])
+    if isinstance(value, SetTensors):
         return depends_on([value.rows, value.counts, value.source])
     if isinstance(value, list | tuple):
         return tuple(map(depends_on, value))
@@ -178,11 +178,11 @@ def depends_on(value: object) -> Hashable:
 
 def test_rooms_that_have_no_place_yet() -> None:
     (pack,) = place(build(), HOT, "cpu", fetch_by="kernel").packs
-    working = pack.needed(next(batches(1)).ids, {name: name for name in ROWS})
-    pack.forward(working, [])
-    pack.bring(working)
-    assert pack.room_rows == 0
-    assert pack.num_missing(working) > 0
+    working = pack.find(next(batches(1)).ids, {name: name for name in ROWS})
+    pack.mover.find_owners(working, [])
+    pack.mover.fetch(working)
+    assert pack.staging.buffer_rows == 0
+    assert pack.mover.required_rows(working) > 0
 
 
 def test_traffic_is_counted_as_it_is_for_copies() -> None:

@@ -135,7 +135,7 @@ def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, 
     far: dict[str, list[int]] = {"host": [0, 0], "disk": [0, 0]}
     marks = 0
     for pack in packs:
-        weights, *state = pack.far_rows()
+        weights, *state = pack.host_tensors()
         assert isinstance(weights, LazyRows)
         tier = "disk" if isinstance(weights.store, DiskRows) else "host"
         far[tier][0] += weights.tensor.nbytes

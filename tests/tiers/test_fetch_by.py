@@ -1,4 +1,4 @@
-"""Who moves rows: what can be asked for, and what is refused by name."""
+"""Choice of the row mover: kernels or host copies, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 
 from holdall.common.errors import ConfigError
 from holdall.kernels.dispatch import INTERPRETED
+from holdall.tiers.choose_mover import uses_kernels, why_not_by_kernels
+from holdall.tiers.copy_mover import CopyMover
 from holdall.tiers.host_rows import DiskRows, HostRows
-from holdall.tiers.kernel_mover import chosen, why_not_by_kernels
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
 from tests.tiers.small import HOT, build
@@ -20,22 +21,22 @@ CPU = torch.device("cpu")
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter runs kernels on a CPU")
 def test_kernels_need_a_gpu() -> None:
-    with pytest.raises(ConfigError, match=r"--fetch-by kernel cannot be had, .*: use auto or copy"):
+    with pytest.raises(ConfigError, match=r"--fetch-by kernel is not possible, .*: use auto or copy"):
         place(build(), HOT, "cpu", fetch_by="kernel")
 
 
 @pytest.mark.parametrize("fetch_by", ["auto", "copy"])
 def test_a_cpu_copies(fetch_by: str) -> None:
     (pack,) = place(build(), HOT, "cpu", fetch_by=fetch_by).packs
-    assert pack.moves is None
+    assert isinstance(pack.mover, CopyMover)
 
 
 def test_an_unknown_way_is_refused() -> None:
     with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
-        chosen("kernels", HostRows(torch.zeros(3, 4)), CPU)
+        uses_kernels("kernels", HostRows(torch.zeros(3, 4)), CPU)
 
 
-def test_rows_that_kernels_do_not_reach(tmp_path: Path) -> None:
+def test_rows_that_kernels_cannot_move(tmp_path: Path) -> None:
     gpu = torch.device("cuda")
     assert why_not_by_kernels(HostRows(torch.zeros(3, 4, dtype=torch.float64)), gpu) is not None
     assert "on disk" in str(why_not_by_kernels(DiskRows(tmp_path / "rows", (3, 4), torch.float32), gpu))

@@ -16,7 +16,7 @@ from holdall.tiers.host_rows import DiskRows, HostRows, InitialValues, LazyRows,
 SIZES, SEEDS, STDS = (30, 5, 200), (11, 12, 2**61), (0.5, 0.1, 2.0)
 
 
-def beginnings() -> InitialValues:
+def initial_values() -> InitialValues:
     starts = torch.tensor([0, 30, 35])
     return InitialValues(starts, torch.tensor(SEEDS), torch.tensor(STDS))
 
@@ -38,7 +38,7 @@ def store(kind: str, tmp_path: Path, shape: tuple[int, int], dtype: torch.dtype)
 @pytest.mark.parametrize("kind", ["memory", "disk"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lazy_rows_are_a_dense_table(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    rows = LazyRows(store(kind, tmp_path, (235, 7), dtype), beginnings())
+    rows = LazyRows(store(kind, tmp_path, (235, 7), dtype), initial_values())
     expected = whole(7, dtype)
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -95,7 +95,7 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         DiskRows(tmp_path / "rows", (2, 2), torch.float32)
 
 
-def test_pages_are_let_go_and_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_released_pages_are_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdall.tiers.host_rows.RESIDENT_BYTES", 1)
     rows = DiskRows(tmp_path / "rows", (5000, 16), torch.float32)
     values = torch.randn(5000, 16)

@@ -47,8 +47,8 @@ class Run:
     def disturb(self, seed: int) -> None:
         dice = random.Random(seed)
         for pack in self.tiers.packs:
-            for name in ("needed", "bring", "write_back"):
-                setattr(pack, name, delayed(getattr(pack, name), dice))
+            for owner, name in ((pack, "find"), (pack.mover, "fetch"), (pack.mover, "write_back")):
+                setattr(owner, name, delayed(getattr(owner, name), dice))
 
     def train(self, source: Iterator[Batch], check: Callable[[Batch], None] = lambda batch: None) -> None:
         for batch, moved in self.pipeline.steps(source, check, first=self.num_done):
@@ -154,11 +154,14 @@ def test_stopping_early_forgets_what_was_fetched_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize(("stage", "words"), [("needed", "finding"), ("bring", "fetching"), ("write_back", "sending")])
-def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("stage", "verb"), [("find", "finding"), ("fetch", "fetching"), ("write_back", "writing back")]
+)
+def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, verb: str) -> None:
     run = Run(depth)
     (pack,) = run.tiers.packs
-    real, calls = getattr(pack, stage), iter(range(100))
+    owner = pack if stage == "find" else pack.mover
+    real, calls = getattr(owner, stage), iter(range(100))
 
     def fails(*arguments: Any, **options: Any) -> Any:
         if next(calls) == 5:
@@ -166,8 +169,8 @@ def test_a_failure_names_its_step_and_loses_nothing(depth: int, stage: str, word
         return real(*arguments, **options)
 
     pack.reserve(200)
-    setattr(pack, stage, fails)
-    with pytest.raises(TierError, match=rf"{words}.* the rows of step 5 failed: the disk is gone"):
+    setattr(owner, stage, fails)
+    with pytest.raises(TierError, match=rf"{verb} the rows of step 5 failed: the disk is gone"):
         run.train(batches(12))
     if stage == "write_back":
         with pytest.raises(TierError, match="step 5"):  # and nothing is saved as if it were whole
@@ -214,5 +217,5 @@ def test_rows_come_from_the_newest_step_that_holds_them() -> None:
 
 def test_a_depth_without_rooms_is_refused() -> None:
     tiers: Tiers = place(build(), HOT, "cpu", num_buffers=2)
-    with pytest.raises(ConfigError, match="2 rooms cannot fetch 1 steps ahead"):
+    with pytest.raises(ConfigError, match="2 staging buffers cannot fetch 1 steps ahead"):
         Pipeline(tiers, 1)

@@ -55,7 +55,7 @@ def test_only_rows_outside_the_hot_part_move() -> None:
         tiers.write_back()
     traffic = tiers.traffic
     assert traffic.fetched_rows == rows
-    assert traffic.fetched == traffic.sent_back == rows * (8 * 4 + 4)  # the row and its accumulator
+    assert traffic.fetched == traffic.written_back == rows * (8 * 4 + 4)  # the row and its accumulator
     assert (traffic.lookups, traffic.hot_lookups) == (lookups, hot)
     assert traffic.flushed == before
 
@@ -167,8 +167,8 @@ def test_larger_rooms_give_the_old_memory_back() -> None:
     model = build()
     (pack,) = place(model, HOT, "cpu").packs
     Optimizers(model, OptimizerConfig(name="adam"))
-    old = [weakref.ref(tensor) for tensor in pack.near_tensors()]
-    hot = pack.storage[: pack.num_hot].clone()
+    old = [weakref.ref(tensor) for tensor in pack.device_tensors()]
+    hot = pack.storage[: pack.staging.num_hot].clone()
     pack.reserve(10)
     assert [ref() for ref in old] == [None] * 3
-    assert torch.equal(pack.storage[: pack.num_hot], hot)
+    assert torch.equal(pack.storage[: pack.staging.num_hot], hot)

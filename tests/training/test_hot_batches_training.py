@@ -12,7 +12,9 @@ import torch
 from holdall import checkpoint
 from holdall.common.errors import TierError
 from holdall.optim.optimizers import NAMES
-from holdall.tiers.tiered_pack import TieredPack, WorkingSet
+from holdall.tiers.copy_mover import CopyMover
+from holdall.tiers.tiered_pack import TieredPack
+from holdall.tiers.working_set import CopySet, WorkingSet
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.trainer import Trainer, train
@@ -55,19 +57,19 @@ def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path
 def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is cut short has found the rows of two more cold batches than it computed, though a phase has one."""
     found, computed = [], []
-    needed, write_back = TieredPack.needed, TieredPack.write_back
+    find, write_back = TieredPack.find, CopyMover.write_back
 
-    def noting_needed(self: TieredPack, *where: Any, again: bool = False, **options: Any) -> WorkingSet:
+    def noting_find(self: TieredPack, *where: Any, again: bool = False, **options: Any) -> WorkingSet:
         if not again:
             found.append(where)
-        return needed(self, *where, again=again, **options)
+        return find(self, *where, again=again, **options)
 
-    def noting_take_home(self: TieredPack, working: WorkingSet) -> None:
+    def noting_write_back(self: CopyMover, working: CopySet) -> None:
         computed.append(working)
         write_back(self, working)
 
-    monkeypatch.setattr(TieredPack, "needed", noting_needed)
-    monkeypatch.setattr(TieredPack, "write_back", noting_take_home)
+    monkeypatch.setattr(TieredPack, "find", noting_find)
+    monkeypatch.setattr(CopyMover, "write_back", noting_write_back)
     train(data, tmp_path / "run", CONFIG.replace(prefetch=2, steps=20), quiet=True)
     assert 5 < len(computed) < 15
     assert len(found) == len(computed) + 2
@@ -76,15 +78,15 @@ def test_rows_of_later_phases_are_fetched_ahead(data: Path, tmp_path: Path, monk
 def test_a_failure_while_hot_batches_run_is_raised_and_nothing_hangs(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bring, calls = TieredPack.bring, []
+    fetch, calls = CopyMover.fetch, []
 
-    def failing(self: TieredPack, working: WorkingSet) -> None:
-        calls.append(working.room < self.num_buffers)  # else for an evaluation
-        if calls[-1] and sum(calls) == 20:  # by then its rows fit their room
+    def failing(self: CopyMover, working: CopySet, *, counted: bool = True) -> None:
+        calls.append(counted)  # else for an evaluation
+        if calls[-1] and sum(calls) == 20:  # by then its rows fit their staging buffer
             raise OSError("the host is out of order")
-        bring(self, working)
+        fetch(self, working, counted=counted)
 
-    monkeypatch.setattr(TieredPack, "bring", failing)
+    monkeypatch.setattr(CopyMover, "fetch", failing)
     with pytest.raises(TierError, match=r"fetching the rows of step .* failed: the host is out of order"):
         train(data, tmp_path / "run", CONFIG.replace(prefetch=3), quiet=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "holdall-loader"]
@@ -113,22 +115,22 @@ def test_rows_that_were_never_written_are_not_fetched(
     """The device knows how they begin: it is told which they are, a byte a row, and gets the others."""
     row_bytes = 4 * 4 + 4
     written: set[int] = set()
-    expected = sent_back = 0
-    write_back = TieredPack.write_back
+    expected = written_back = 0
+    write_back = CopyMover.write_back
 
-    def noting(self: TieredPack, working: WorkingSet) -> None:
-        nonlocal expected, sent_back
+    def noting(self: CopyMover, working: CopySet) -> None:
+        nonlocal expected, written_back
         rows = set(working.rows.tolist())
         expected += len(rows & written) * row_bytes + (0 if rows <= written else len(rows))
-        sent_back += len(rows) * row_bytes
+        written_back += len(rows) * row_bytes
         written.update(rows)
         write_back(self, working)
 
-    monkeypatch.setattr(TieredPack, "write_back", noting)
+    monkeypatch.setattr(CopyMover, "write_back", noting)
     trainer = Trainer(data, tmp_path / "run", CONFIG.replace(strategy=strategy), quiet=True)  # type: ignore[arg-type]
     trainer.run()
     traffic = trainer.strategy.tiers.traffic  # type: ignore[attr-defined]
-    assert (traffic.fetched, traffic.sent_back) == (expected, sent_back)
-    assert 0 < traffic.fetched < traffic.sent_back
+    assert (traffic.fetched, traffic.written_back) == (expected, written_back)
+    assert 0 < traffic.fetched < traffic.written_back
     hot_rows = sum(trainer.strategy.hot_rows.values())  # type: ignore[attr-defined]
     assert traffic.flushed == hot_rows * row_bytes  # home for the checkpoint at the end; none came, to begin with

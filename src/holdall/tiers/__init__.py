@@ -1,1 +1,1 @@
-"""Tables in several places: the hot rows near the computation, the others farther away and fetched when needed."""
+"""Tables in several tiers: hot rows on the device, the others in host memory or on disk, fetched for each step."""

@@ -1,8 +1,8 @@
-"""Where the rows that are not on the device live: in host memory, or in a file larger than it.
+"""Rows in host memory or in memory-mapped files, with initial values that take no storage.
 
-Rows of large tables need no storage until they are touched: what is stored is the exclusive-or of a row's bits with
-those of its initial values, so untouched rows are zeros, which neither memory nor a sparse file holds, and the row that
-comes back is exact to the bit. (`holdall.tables.initial_rows` makes the initial values from seed and row number.)
+A lazy table stores the exclusive-or of a row's bits with the bits of its initial values. Rows that were never written
+are stored as zeros, which take no pages of memory and no blocks of a sparse file, and a row is read back exact to the
+bit. (`holdall.tables.initial_rows` computes initial values from seed and row number.)
 """
 
 from __future__ import annotations
@@ -28,44 +28,52 @@ _BITS = {
     torch.bfloat16: torch.int16,
     torch.float16: torch.int16,
 }
-_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value, where Python does not know the name
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value, where Python does not have the name
 RESIDENT_BYTES = 1 << 30
-"""Mapped pages of a file that may stay with the process before it lets go of them (the system keeps them cached)."""
+"""Mapped pages of a file that may stay resident before the process releases them (the page cache keeps them)."""
+FILL_ROWS = 1 << 18
+"""Rows that are decoded at a time when lazy rows are copied to a device."""
 
 
 def exceeds_resident(num_bytes: int) -> bool:
-    """Whether a file of so many bytes is more than may stay mapped."""
+    """Whether a file of so many bytes is larger than what may stay resident."""
     return num_bytes > RESIDENT_BYTES
 
 
 class HostRows:
-    """Rows [R, ...] in host memory. What is stored of a row (`raw`) may be another thing than its values."""
+    """Rows [R, ...] in host memory. Subclasses may store something else (`raw`) than a row's values."""
+
+    touched: Tensor | None = None
+    """[R] bool: the rows that were ever written; None where that is not tracked."""
+    initial: InitialValues | None = None
+    """Initial values of rows that were never written; None where those are stored like all others."""
+    on_disk = False
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
     def read_raw(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """What is stored of the named rows [U] int64, into `out` if given."""
+        """The stored form of the given rows [U] int64, in `out` if given."""
         return torch.index_select(self.tensor, 0, rows, out=out)
 
     def write_raw(self, rows: Tensor, raw: Tensor) -> None:
-        """Replace what is stored of the named rows, which are distinct."""
+        """Replace the stored form of the given rows, which are distinct."""
         self.tensor.index_copy_(0, rows, raw)
 
     def decode_(self, rows: Tensor, raw: Tensor) -> Tensor:
-        """Turn what is stored of rows into their values, in place, on the device where both are."""
+        """Turn the stored form of rows into their values, in place, on the device of both."""
         return raw
 
     def encode(self, rows: Tensor, values: Tensor) -> Tensor:
-        """What to store for these values of rows, on the device where both are."""
+        """The stored form of these values of rows, on the device of both."""
         return values
 
     def read(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
-        """The values of the named rows."""
+        """The values of the given rows."""
         return self.decode_(rows, self.read_raw(rows, out))
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Replace the values of the named rows."""
+        """Replace the values of the given rows."""
         self.write_raw(rows, self.encode(rows, values))
 
     def read_slice(self, start: int, stop: int) -> Tensor:
@@ -74,17 +82,26 @@ class HostRows:
     def write_slice(self, start: int, values: Tensor) -> None:
         self.tensor[start : start + values.shape[0]].copy_(values)
 
+    def copy_slice(self, start: int, out: Tensor, *, written: bool) -> int:
+        """Copy the rows from `start` on to `out`, on any device; the bytes moved. None was ever written if not
+        `written`: nothing is moved then."""
+        if not written:
+            out.zero_()
+            return 0
+        out.copy_(self.read_slice(start, start + out.shape[0]))
+        return out.nbytes
+
 
 def unreserved(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory that is taken when it is first written to, page by page, and may be more than there is."""
+    """Zeros in memory whose pages are allocated on first write; their sum may exceed the memory of the machine."""
     num_bytes = max(1, torch.Size(shape).numel() * dtype.itemsize)
-    anywhere = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
-    numbers = torch.frombuffer(anywhere, dtype=torch.uint8)[: torch.Size(shape).numel() * dtype.itemsize]
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    numbers = torch.frombuffer(memory, dtype=torch.uint8)[: torch.Size(shape).numel() * dtype.itemsize]
     return numbers.view(dtype).view(*shape)
 
 
 class MappedFile:
-    """A file that was just made, as long as `num_bytes` and empty: it takes no disk until it is written to."""
+    """New sparse file of `num_bytes`, mapped into memory: it takes no disk until it is written."""
 
     def __init__(self, path: Path, num_bytes: int):
         self.path, self.num_bytes = path, num_bytes
@@ -98,28 +115,31 @@ class MappedFile:
         self._file = path.open("x+b")
         self._file.truncate(num_bytes)
         self._map = mmap.mmap(self._file.fileno(), num_bytes)
-        self._map.madvise(mmap.MADV_RANDOM)  # no reading ahead: the rows of a step lie anywhere
-        self._touched = 0
+        self._map.madvise(mmap.MADV_RANDOM)  # no readahead: the rows of a step are scattered
+        self._accessed = 0
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.frombuffer(self._map, dtype=dtype).view(*shape)
 
     def before_access(self, num_rows: int) -> None:
-        """Refuse a file that has become shorter, whose pages would end the process, and bound what is resident."""
+        """Refuse a file that was truncated, since access to its pages would kill the process, and bound what is
+        resident."""
         size = os.fstat(self._file.fileno()).st_size
         if size < self.num_bytes or not self.path.exists():
             raise TierError(
-                f"{self.path} was truncated or removed while it was in use ({size:,} of {self.num_bytes:,} bytes): go "
-                f"on from the last checkpoint, and leave the file alone"
+                f"{self.path} was truncated or removed while it was in use ({size:,} of {self.num_bytes:,} bytes): "
+                f"resume from the last checkpoint, and do not touch the file while the run uses it"
             )
-        self._touched += num_rows * mmap.PAGESIZE
-        if self._touched > RESIDENT_BYTES and exceeds_resident(self.num_bytes):
+        self._accessed += num_rows * mmap.PAGESIZE
+        if self._accessed > RESIDENT_BYTES and exceeds_resident(self.num_bytes):
             self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
+            self._accessed = 0
 
 
 class DiskRows(HostRows):
-    """Rows in a file, zeros at first."""
+    """Rows in a memory-mapped file, zeros at first."""
+
+    on_disk = True
 
     def __init__(self, path: Path, shape: Sequence[int], dtype: torch.dtype):
         num_bytes = max(1, torch.Size(shape).numel() * dtype.itemsize)
@@ -137,7 +157,7 @@ class DiskRows(HostRows):
 
 @dataclass(frozen=True)
 class InitialValues:
-    """Initial values of the rows of several tables that lie end to end."""
+    """Initial values of the rows of several concatenated tables."""
 
     starts: Tensor
     """[T] int64: the first row of each table, ascending from 0."""
@@ -147,7 +167,7 @@ class InitialValues:
     """[T] float32."""
 
     def rows(self, rows: Tensor, dim: int) -> Tensor:
-        """[U, dim] float32: how the named rows begin."""
+        """[U, dim] float32: the initial values of the given rows."""
         table = torch.searchsorted(self.starts, rows, right=True) - 1
         return initial_rows(rows - self.starts[table], dim, self.seeds[table], self.stds[table])
 
@@ -156,17 +176,20 @@ class InitialValues:
 
 
 class LazyRows(HostRows):
-    """Rows over a `store` of zeros: a row is what `beginnings` say, exclusive-or what is stored.
+    """Rows over a `store` of zeros: a row's values are its `initial` ones, exclusive-or what is stored.
 
-    `touched` [R] bool says which rows were ever written: a byte a row.
+    `touched` takes a byte a row.
     """
 
-    def __init__(self, store: HostRows, beginnings: InitialValues):
+    touched: Tensor
+    initial: InitialValues
+
+    def __init__(self, store: HostRows, initial: InitialValues):
         super().__init__(store.tensor)
         self.store = store
         self.touched = torch.zeros(store.tensor.shape[0], dtype=torch.bool)
-        self.beginnings = beginnings
-        self._beginnings = {torch.device("cpu"): beginnings}
+        self.initial, self.on_disk = initial, store.on_disk
+        self._initial_on = {torch.device("cpu"): initial}
 
     def read_raw(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         return self.store.read_raw(rows, out)
@@ -184,9 +207,9 @@ class LazyRows(HostRows):
         return bits.view(values.dtype)
 
     def _initial_bits(self, rows: Tensor) -> Tensor:
-        if rows.device not in self._beginnings:
-            self._beginnings[rows.device] = self._beginnings[torch.device("cpu")].to(rows.device)
-        values = self._beginnings[rows.device].rows(rows, self.tensor.shape[1]).to(self.tensor.dtype)
+        if rows.device not in self._initial_on:
+            self._initial_on[rows.device] = self.initial.to(rows.device)
+        values = self._initial_on[rows.device].rows(rows, self.tensor.shape[1]).to(self.tensor.dtype)
         return values.view(_BITS[self.tensor.dtype])
 
     def read_slice(self, start: int, stop: int) -> Tensor:
@@ -195,12 +218,22 @@ class LazyRows(HostRows):
     def write_slice(self, start: int, values: Tensor) -> None:
         self.write(torch.arange(start, start + values.shape[0]), values.cpu())
 
+    def copy_slice(self, start: int, out: Tensor, *, written: bool) -> int:
+        """Initial values are computed on the device of `out`, a block of rows at a time."""
+        if written and out.device.type == "cpu":
+            return super().copy_slice(start, out, written=True)
+        for first in range(0, out.shape[0], FILL_ROWS):
+            block = out[first : first + FILL_ROWS]
+            rows = torch.arange(start + first, start + first + block.shape[0], device=out.device)
+            stored = self.tensor[start + first :][: rows.numel()].to(out.device) if written else torch.zeros_like(block)
+            block.copy_(self.decode_(rows, stored))
+        return out.nbytes if written else 0
+
 
 def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callable[[str, Tensor], HostRows]]:
-    """Where the rows of a pack live, and a function that makes room for more of the same, by name and shape.
+    """Host rows of a pack, and a function that allocates more of the same kind, by name and shape.
 
-    The storage of the pack itself; or, if it has none yet, memory or files (with a `folder`) of rows that take no place
-    until they are touched.
+    The storage of the pack itself; or, if it has none yet, lazy rows in memory or (with a `folder`) in files.
     """
     if not host.storage.is_meta:
         return HostRows(host.storage), lambda name, like: HostRows(torch.zeros(like.shape, dtype=like.dtype))
@@ -213,9 +246,9 @@ def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callabl
     tables = host.tables.values()
     seeds = [table.seed for table in tables if table.seed is not None]
     assert len(seeds) == len(host.tables), "every table draws a seed"
-    beginnings = InitialValues(
+    initial = InitialValues(
         starts=torch.tensor([host.starts[name] for name in host.tables]),
         seeds=torch.tensor(seeds),
         stds=torch.tensor([table.init_std for table in tables]),
     )
-    return LazyRows(new("weight", host.storage), beginnings), new
+    return LazyRows(new("weight", host.storage), initial), new

@@ -1,287 +1,250 @@
-"""Rows of a step moved by kernels that read and write the host's memory: the host never learns which they are.
+"""Row mover by kernels that read and write pinned host memory, without the host learning which rows they are.
 
-The host's memory is locked in its place for that (`pinned`), all of it. What a step's rows are, whether another room
-holds them, fetching and sending them back are then a dozen launches that wait for nothing; the host reads one thing
-back, some steps later: how many rows there were, and so whether they fitted. See `holdall.kernels.host_rows_triton`.
+All host rows of the pack are pinned for that. Finding a step's rows and their owners, fetching them and writing them
+back are then a dozen launches that wait for nothing. The host reads back one thing, some steps later: how many rows
+there were, and so whether they fitted. See `holdall.kernels.host_rows_triton`.
 
-What a step notes of its rows is where that of the last step in its room was, so that the launches can be replayed.
+The working sets of one staging buffer share their tensors, at fixed addresses, so that the launches can be captured in
+CUDA graphs and replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from holdall.common.errors import ConfigError
-from holdall.common.memory import available_memory
-from holdall.common.sizes import readable_bytes
 from holdall.data.batch import features_at
-from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED
 from holdall.kernels.host_rows import NO_ROW, InitialRowParams
 from holdall.runtime.graph_cache import GraphCache, where
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
-from holdall.tiers.host_rows import DiskRows, HostRows, InitialValues, LazyRows
+from holdall.tiers.host_rows import InitialValues
 from holdall.tiers.pinned_memory import pin
+from holdall.tiers.row_mover import FeatureTables, RowMover
 from holdall.tiers.staging import with_spare
-from holdall.tiers.working_set import KernelSet, WorkingSet
-
-if TYPE_CHECKING:
-    from holdall.tiers.tiered_pack import TieredPack
-
-TYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""Types of rows that the kernels move."""
+from holdall.tiers.tiered_storage import TieredStorage
+from holdall.tiers.working_set import KernelSet
 
 
 @dataclass(frozen=True)
-class Notes:
-    """What is known of the rows of a step, in memory of its room."""
+class SetTensors:
+    """Tensors that the working sets of one staging buffer share; their fields as in `KernelSet`."""
 
     rows: Tensor
     located: Tensor
     """[L], for the lookups of the largest batch so far."""
     counts: Tensor
     source: Tensor
-    seen: Tensor
-    """The others as in `KernelSet`."""
+    host_counts: Tensor
 
 
-class KernelMover:
-    """What a `TieredPack` asks for its rows, where kernels can reach the host's."""
+class KernelMover(RowMover[KernelSet]):
+    """Mover by kernels, of rows in host memory."""
 
-    def __init__(self, pack: TieredPack):
-        self.pack = pack
-        self.num_listed = 0
-        """Far lookups of a batch that there is place for."""
+    fixed_addresses = True
+
+    def __init__(self, pack: TieredStorage):
+        super().__init__(pack)
+        self.max_lookups = 0
+        """Host lookups of a batch that are processed at most."""
         self.beside_steps = False
-        """Whether rows move while steps compute; a pipeline that runs ahead sets it."""
-        self._initial: InitialRowParams | None = None
-        if isinstance(pack.far, LazyRows):
-            self._initial = _initial(pack.far.beginnings, pack.device)
+        """Whether rows move while steps compute."""
+        initial = pack.host_rows.initial
+        self._initial = None if initial is None else _kernel_params(initial, pack.device)
         self._info: dict[tuple[str, ...], Tensor] = {}
-        self._notes: dict[int, Notes] = {}
-        """By room."""
+        self._tensors: dict[int, SetTensors] = {}
+        """By staging buffer."""
         self.launches = GraphCache(pack.device)
-        self.pin()
+        self.host_rows_added()
 
-    def pin(self) -> None:
-        """Lock the host's rows and state in memory, those that are not yet."""
+    def host_rows_added(self) -> None:
+        """Pin the rows and state that are not pinned yet."""
         if self.pack.device.type != "cuda":
             return
-        for far in self.pack.far_rows():
-            pin(far.tensor, far)
-        if isinstance(self.pack.far, LazyRows):
-            pin(self.pack.far.touched, self.pack.far)
+        for host in self.pack.host_tensors():
+            pin(host.tensor, host)
+        if self.pack.host_rows.touched is not None:
+            pin(self.pack.host_rows.touched, self.pack.host_rows)
 
-    def find(
-        self,
-        values: Tensor,
-        positions: Sequence[int],
-        names: Sequence[str],
-        columns: tuple[Tensor, Tensor, Tensor],
-        room: int,
-        *,
-        passing: bool = False,
-    ) -> KernelSet:
-        """The working set of a batch; `names` are the tables of the features at `positions` of values [F, B], which are
-        places, and `columns` as `TieredPack.column_tensors` gives them. `passing` values are nowhere in particular."""
+    def buffers_replaced(self) -> None:
+        self.launches.forget()
+
+    def configure(self, *, beside_steps: bool, graphs: bool) -> None:
+        self.beside_steps = beside_steps
+        self.launches.off = not graphs
+
+    # --- find --------------------------------------------------------------------------------------------------------
+
+    def find(self, places: Tensor, tables: FeatureTables, buffer: int, *, temporary: bool) -> KernelSet:
         from holdall.kernels import host_rows_triton
 
-        pack, key = self.pack, tuple(names)
-        if key not in self._info:
-            self._info[key] = torch.stack(columns, dim=1).contiguous()
-        info, first, num_listed = self._info[key], pack.num_hot + room * pack.room_rows, self.num_listed
-        samples = values.shape[1]
-        notes = self._notes_of(room, samples * len(names))
-        located = notes.located[: samples * len(names)].view(samples, len(names))
+        names, positions, samples = tables.names, tables.positions, places.shape[1]
+        if names not in self._info:
+            columns = (tables.hot, tables.device_starts, tables.host_starts)
+            self._info[names] = torch.stack(columns, dim=1).contiguous()
+        info, first, max_lookups = self._info[names], self.pack.staging.start(buffer), self.max_lookups
+        tensors = self._tensors_of(buffer, samples * len(names))
+        rows, counts = tensors.rows, tensors.counts
+        located = tensors.located[: samples * len(names)].view(samples, len(names))
 
         def launch() -> None:
-            places = features_at(values, positions)
-            host_rows_triton.find_host_rows(places, info, located, notes.rows, notes.counts, num_listed, first)
+            chosen = features_at(places, positions)
+            host_rows_triton.find_host_rows(chosen, info, located, rows, counts, max_lookups, first)
 
-        what = ("find", key, tuple(positions), values.stride(), num_listed, first)
-        self.launches.run(None if passing else (what, where(values, located, notes.rows, notes.counts)), launch)
+        what = ("find", names, tuple(positions), places.stride(), max_lookups, first)
+        self.launches.run(None if temporary else (what, where(places, located, rows, counts)), launch)
         return KernelSet(
-            notes.rows,
+            rows,
             located,
             names,
-            in_room=True,
-            room=room,
-            counts=notes.counts,
-            num_listed=num_listed,
-            stays=True,
+            buffer,
+            located_in_buffer=True,
+            counts=counts,
+            max_lookups=max_lookups,
+            fixed_addresses=True,
         )
 
-    def _notes_of(self, room: int, num_lookups: int) -> Notes:
-        """Those of a room, with place for so many lookups."""
-        pack = self.pack
-        notes = self._notes.get(room)
-        if notes is None or notes.rows.numel() != pack.room_rows or notes.located.numel() < num_lookups:
+    def _tensors_of(self, buffer: int, num_lookups: int) -> SetTensors:
+        """Those of a staging buffer, large enough for so many lookups."""
+        pack, tensors = self.pack, self._tensors.get(buffer)
+        buffer_rows = pack.staging.buffer_rows
+        if tensors is None or tensors.rows.numel() != buffer_rows or tensors.located.numel() < num_lookups:
             narrow = torch.int32 if pack.storage.shape[0] < 2**31 else torch.int64
-            rows = torch.empty(pack.room_rows, dtype=torch.int64, device=pack.device)
+            rows = torch.empty(buffer_rows, dtype=torch.int64, device=pack.device)
             located = torch.empty(num_lookups, dtype=narrow, device=pack.device)
             counts = torch.empty(3, dtype=torch.int32, device=pack.device)
-            seen = torch.empty(3, dtype=torch.int32, pin_memory=counts.is_cuda)
-            self._notes[room] = notes = Notes(rows, located, counts, torch.empty_like(rows), seen)
-        return notes
+            host_counts = torch.empty(3, dtype=torch.int32, pin_memory=counts.is_cuda)
+            self._tensors[buffer] = tensors = SetTensors(rows, located, counts, torch.empty_like(rows), host_counts)
+        return tensors
 
-    def of_rows(self, rows: Tensor, num_lookups: int) -> KernelSet:
-        """The working set of rows that were found in another way."""
-        padded = torch.full((self.pack.room_rows,), NO_ROW, dtype=torch.int64, device=self.pack.device)
+    def working_set(self, rows: Tensor, num_lookups: int, buffer: int) -> KernelSet:
+        device = self.pack.device
+        padded = torch.full((self.pack.staging.buffer_rows,), NO_ROW, dtype=torch.int64, device=device)
         padded[: rows.numel()] = rows[: padded.numel()]
-        counts = torch.tensor([num_lookups, rows.numel(), 0], dtype=torch.int32, device=self.pack.device)
-        return KernelSet(padded, counts=counts, num_listed=max(self.num_listed, num_lookups))
+        counts = torch.tensor([num_lookups, rows.numel(), 0], dtype=torch.int32, device=device)
+        return KernelSet(
+            padded,
+            buffer=buffer,
+            num_host_lookups=num_lookups,
+            counts=counts,
+            max_lookups=max(self.max_lookups, num_lookups),
+        )
 
-    def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
-        """Run the launches of a set, which are named by `what` and depend on nothing else but its room and tensors."""
-        key = (what, working.room, where(working.rows, working.counts, working.source)) if working.stays else None
-        self.launches.run(key, launch)
-
-    def forward(self, working: KernelSet, newest_first: Sequence[WorkingSet]) -> None:
-        """Note which rows other rooms hold."""
+    def find_owners(self, working: KernelSet, newest_first: Sequence[KernelSet]) -> None:
         from holdall.kernels import host_rows_triton
 
         rows, counts = working.rows, working.counts
         assert counts is not None
-        others = [(other.room, other.rows) for other in reversed(newest_first) if other.rows.numel()]
-        if not others or rows.numel() == 0:
-            return
-        source = self._notes[working.room].source if working.stays else torch.empty_like(rows)
-        what = ("held", where(source, *(held for _, held in others)), tuple(room for room, _ in others))
-        self._launch(what, working, lambda: host_rows_triton.find_in_buffers(rows, counts, others, source))
-        working.source = source
+        buffers = [(other.buffer, other.rows) for other in reversed(newest_first) if other.rows.numel()]
+        if buffers and rows.numel():
+            source = self._tensors[working.buffer].source if working.fixed_addresses else torch.empty_like(rows)
+            what = ("owners", where(source, *(theirs for _, theirs in buffers)), tuple(number for number, _ in buffers))
+            self._launch(what, working, lambda: host_rows_triton.find_in_buffers(rows, counts, buffers, source))
+            working.source = source
+        self._copy_counts(working)
 
-    def announce(self, working: KernelSet) -> None:
-        """Let the host know, when it comes to that, how many rows there are."""
+    def _copy_counts(self, working: KernelSet) -> None:
+        """Copy the counts of a set to the host, which waits for them when it needs them."""
         assert working.counts is not None
         on_gpu = working.counts.is_cuda
-        if working.stays:
-            working.seen = self._notes[working.room].seen
+        if working.fixed_addresses:
+            working.host_counts = self._tensors[working.buffer].host_counts
         else:
-            working.seen = torch.empty(3, dtype=torch.int32, pin_memory=on_gpu)
-        working.seen.copy_(working.counts, non_blocking=True)
+            working.host_counts = torch.empty(3, dtype=torch.int32, pin_memory=on_gpu)
+        working.host_counts.copy_(working.counts, non_blocking=True)
         if on_gpu:
             working.counted = torch.cuda.current_stream(self.pack.device).record_event()
 
-    def grow(self, working: KernelSet) -> int:
-        """Make place for so many far lookups, and say how many rows the room must have."""
-        far, rows, _ = working.numbers()
-        if far > working.num_listed:
-            self.num_listed = max(self.num_listed, with_spare(far))
-            return far  # the rows of some were not counted, and there are no more than lookups
-        return rows
+    def required_rows(self, working: KernelSet) -> int:
+        num_lookups, num_rows, _ = working.wait_for_counts()
+        if num_lookups > working.max_lookups:
+            self.max_lookups = max(self.max_lookups, with_spare(num_lookups))
+            return num_lookups  # the rows of some were not counted; there are no more rows than lookups
+        if num_rows > working.rows.numel():
+            return num_rows
+        buffer_rows = self.pack.staging.buffer_rows
+        return buffer_rows if working.rows.numel() != buffer_rows else 0  # found for buffers of another size
 
-    def fetch(self, working: KernelSet) -> None:
-        """Rows and state from the host into the room of a set, but for those that other rooms hold."""
-        self._move(working, home=False)
+    # --- fetch, forward, write back ----------------------------------------------------------------------------------
+
+    def fetch(self, working: KernelSet, *, counted: bool = True) -> None:
+        """Traffic is counted by `write_back`, when the host has the number of rows."""
+        self._copy(working, write_back=False)
+
+    def forward(self, working: KernelSet) -> None:
+        if working.source is not None:
+            tensors = self.pack.device_tensors()
+            self._launch(("forward", where(*tensors)), working, lambda: self._launch_forward(tensors, working))
 
     def write_back(self, working: KernelSet) -> None:
-        self._move(working, home=True)
+        self._copy(working, write_back=True)
+        num_lookups, num_rows, num_owned = working.wait_for_counts()
+        traffic, row_bytes = self.pack.traffic, self.pack.row_bytes()
+        if working.num_host_lookups is None:
+            assert working.located is not None
+            traffic.hot_lookups += working.located.numel() - num_lookups
+        traffic.fetched_rows += num_rows - num_owned
+        traffic.fetched += (num_rows - num_owned) * row_bytes
+        traffic.written_back += num_rows * row_bytes
 
-    def _move(self, working: KernelSet, *, home: bool) -> None:
-        far, rooms = [far.tensor for far in self.pack.far_rows()], self.pack.room(working)
-        touched = self.pack.far.touched if isinstance(self.pack.far, LazyRows) and home else None
-        what = ("move", home, self.beside_steps, where(touched, *far, *rooms))
-        self._launch(what, working, lambda: self._move_all(far, rooms, touched, working, home=home))
+    def _copy(self, working: KernelSet, *, write_back: bool) -> None:
+        """Launch the copies of a set's rows into its buffer, or `write_back` to the host."""
+        host, buffers = [host.tensor for host in self.pack.host_tensors()], self.pack.buffer_views(working)
+        touched = self.pack.host_rows.touched if write_back else None
+        what = ("copy", write_back, self.beside_steps, where(touched, *host, *buffers))
+        self._launch(what, working, lambda: self._launch_copy(host, buffers, touched, working, write_back=write_back))
 
-    def _move_all(
-        self, far: list[Tensor], rooms: list[Tensor], touched: Tensor | None, working: KernelSet, *, home: bool
+    def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
+        """Run the launches of a set, named by `what`, which depend on nothing else but its buffer and tensors."""
+        key = None
+        if working.fixed_addresses:
+            key = (what, working.buffer, where(working.rows, working.counts, working.source))
+        self.launches.run(key, launch)
+
+    def _launch_copy(
+        self, host: list[Tensor], buffers: list[Tensor], touched: Tensor | None, working: KernelSet, *, write_back: bool
     ) -> None:
         from holdall.kernels import host_rows_triton
 
         assert working.counts is not None
-        for number, (there, here) in enumerate(zip(far, rooms, strict=True)):
+        for number, (there, here) in enumerate(zip(host, buffers, strict=True)):
             host_rows_triton.copy_rows(
-                _wide(there),
+                _as_matrix(there),
                 working.rows,
                 working.counts,
-                _wide(here),
-                write_back=home,
-                source=None if home else working.source,
+                _as_matrix(here),
+                write_back=write_back,
+                source=None if write_back else working.source,
                 initial=self._initial if number == 0 else None,
                 touched=touched if number == 0 else None,
                 shape=host_rows_triton.BESIDE_STEPS if self.beside_steps else host_rows_triton.WHOLE_DEVICE,
             )
 
-    def take(self, working: KernelSet) -> None:
-        """Copy the rows that other rooms hold, now that their steps are done."""
-        if working.source is not None:
-            near = self.pack.near_tensors()
-            self._launch(("take", where(*near)), working, lambda: self._take_all(near, working))
-
-    def _take_all(self, near: list[Tensor], working: KernelSet) -> None:
+    def _launch_forward(self, tensors: list[Tensor], working: KernelSet) -> None:
         from holdall.kernels import host_rows_triton
 
         assert working.counts is not None
         assert working.source is not None
-        for tensor in near:
+        for tensor in tensors:
             host_rows_triton.copy_between_buffers(
-                _wide(tensor),
+                _as_matrix(tensor),
                 working.source,
                 working.counts,
-                num_hot=self.pack.num_hot,
-                buffer_rows=self.pack.room_rows,
-                own_buffer=working.room,
+                num_hot=self.pack.staging.num_hot,
+                buffer_rows=self.pack.staging.buffer_rows,
+                own_buffer=working.buffer,
                 num_rows=working.rows.numel(),
             )
 
 
-def _wide(rows: Tensor) -> Tensor:
+def _as_matrix(rows: Tensor) -> Tensor:
     """Rows as [R, W]."""
     return rows if rows.ndim == 2 else rows[:, None]
 
 
-def _initial(beginnings: InitialValues, device: torch.device) -> InitialRowParams:
-    near = beginnings.to(device)
-    return InitialRowParams(near.starts, near.seeds, near.stds, quantiles(device), (stream(0), stream(1)))
-
-
-def why_not_by_kernels(far: HostRows, device: torch.device) -> str | None:
-    """Why kernels on a device cannot move these rows; None when they can."""
-    store = far.store if isinstance(far, LazyRows) else far
-    if not HAS_TRITON:
-        return "Triton is not installed (pip install 'holdall[triton]')"
-    if device.type != "cuda" and not INTERPRETED:
-        return f"the device is {device}"
-    if isinstance(store, DiskRows):
-        return "the rows are on disk"
-    if far.tensor.dtype not in TYPES:
-        return f"its kernels do not move rows of {far.tensor.dtype}"
-    return None
-
-
-KernelIsFaster = Callable[[int, int], bool]
-"""Whether a kernel moves rows of so many bytes, so many of them, faster than the host copies them."""
-TYPICAL_ROWS = 1 << 15
-"""Rows of a step at which the two ways are compared."""
-
-
-def always(row_bytes: int, num_rows: int) -> bool:
-    """Kernels where nothing was measured: they leave the host free."""
-    return True
-
-
-def chosen(asked: str, far: HostRows, device: torch.device, is_faster: KernelIsFaster = always) -> bool:
-    """Whether kernels move these rows: `kernel`, or `auto` where they can and `is_faster` says yes.
-
-    An explicit `kernel` that cannot be had is an error.
-    """
-    if asked not in ("auto", "kernel", "copy"):
-        raise ConfigError(f"rows are fetched by auto, kernel or copy, not {asked!r}")
-    if asked == "copy":
-        return False
-    why_not = why_not_by_kernels(far, device)
-    needed = far.tensor.nbytes
-    free = available_memory()["host"]
-    if why_not is None and needed > free and device.type == "cuda":
-        why_not = f"{readable_bytes(needed)} of rows are to be locked in memory, and {readable_bytes(free)} are free"
-    if asked == "kernel" and why_not is not None:
-        raise ConfigError(f"--fetch-by kernel cannot be had, {why_not}: use auto or copy")
-    if asked == "kernel":
-        return True
-    fits = why_not is None and device.type == "cuda" and needed <= free // 2
-    return fits and is_faster(far.tensor[:1].nbytes, TYPICAL_ROWS)
+def _kernel_params(initial: InitialValues, device: torch.device) -> InitialRowParams:
+    there = initial.to(device)
+    return InitialRowParams(there.starts, there.seeds, there.stds, quantiles(device), (stream(0), stream(1)))

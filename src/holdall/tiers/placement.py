@@ -1,4 +1,4 @@
-"""Put a model in its places: hot rows and the dense part on a device, the rest of its tables on the host."""
+"""Placement of a model: hot rows and the dense part on a device, the other rows of its tables on the host or disk."""
 
 from __future__ import annotations
 
@@ -15,71 +15,70 @@ from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.embedding.dense_pack import DensePack
 from holdall.models.model import Model
 from holdall.tables.dense import DenseTable
+from holdall.tiers.choose_mover import KernelIsFaster, always
 from holdall.tiers.hot_refresh import HotRefresh
-from holdall.tiers.kernel_mover import KernelIsFaster, always
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.tiers.traffic import Traffic
 
 
 class Tiers:
-    """The tiered packs of a placed model, and what a training step asks of them."""
+    """The tiered packs of a placed model, as one."""
 
     def __init__(self, bags: EmbeddingBags, packs: list[TieredPack], device: torch.device | str):
         self.bags, self.packs, self.device = bags, packs, torch.device(device)
 
     def fetch(self, ids: Ids) -> None:
-        """Bring the rows a batch needs, before its lookup: what `Pipeline` does, for a step by hand."""
+        """Fetch the rows of a batch before its lookup, as `Pipeline` does, for a step by hand."""
         for pack in self.packs:
-            working = pack.needed(ids, self.bags.features)
-            pack.forward(working, [])
-            while num_rows := pack.num_missing(working):
+            working = pack.find(ids, self.bags.features)
+            pack.mover.find_owners(working, [])
+            while num_rows := pack.mover.required_rows(working):
                 pack.reserve(num_rows)
-                working = pack.needed(ids, self.bags.features, again=True)
-                pack.forward(working, [])
-            pack.bring(working)
-            pack.enter(working)
-            pack.working = working
+                working = pack.find(ids, self.bags.features, again=True)
+                pack.mover.find_owners(working, [])
+            pack.mover.fetch(working)
+            pack.begin_step(working)
 
     def count_hot(self, ids: Ids) -> None:
-        """Take note of a batch that needed hot rows only."""
+        """Count the lookups of a batch that needs hot rows only."""
         for pack in self.packs:
             pack.count_hot(ids, self.bags.features)
 
     def begin_hot_step(self, ids: Ids) -> None:
         """Begin the step of a batch, on the device, that needs hot rows only: nothing is fetched for it."""
         for pack in self.packs:
-            pack.working = pack.only_hot(ids, self.bags.features)
-            pack.enter(pack.working)
+            pack.begin_hot_step(ids, self.bags.features)
 
     def end_hot_step(self) -> None:
         """After the update of such a step."""
         for pack in self.packs:
-            pack.working = None
+            pack.end_step()
 
     @property
     def has_fixed_addresses(self) -> bool:
         """Whether the lookups of the current step read fixed addresses, safe to capture in a CUDA graph."""
-        return all(pack.working is not None and pack.working.entered is not None for pack in self.packs)
+        return all(pack.working is not None and pack.working.fixed_located is not None for pack in self.packs)
 
     def write_back(self) -> None:
-        """Return those rows to the host, after their update."""
+        """Write the rows of the step back to the host, after their update."""
         for pack in self.packs:
             assert pack.working is not None, "no rows were fetched"
-            pack.write_back(pack.working)
-            pack.working = None
+            pack.mover.write_back(pack.working)
+            pack.end_step()
 
     def flush(self) -> None:
         for pack in self.packs:
             pack.flush()
 
     def refresh(self) -> int:
-        """Let hotter rows take the places of colder ones; how many did."""
+        """Exchange hot rows for hotter ones; how many became hot. No step may be under way."""
+        assert all(pack.working is None for pack in self.packs), "a step is under way"
         return sum(pack.renumbering.refresh(pack) for pack in self.packs if pack.renumbering is not None)
 
     @contextmanager
     def in_order_of_ids(self) -> Iterator[None]:
-        """Inside, the host's rows, which must have been flushed, lie in the order of ids: what a checkpoint holds."""
+        """Inside, the host's rows, which must have been flushed, are in order of ids, as a checkpoint saves them."""
         with ExitStack() as stack:
             for pack in self.packs:
                 if pack.renumbering is not None:
@@ -87,7 +86,7 @@ class Tiers:
             yield
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps beyond the rows: where rows have changed places, by pack."""
+        """Tensors that a checkpoint saves beyond the rows: the maps of packs whose hot rows are exchanged."""
         return {
             f"hot.{number}.{name}": tensor
             for number, pack in enumerate(self.packs)
@@ -96,7 +95,7 @@ class Tiers:
         }
 
     def lazy_weights(self) -> dict[str, LazyTensor]:
-        """The rows of tables that have none of their own, by the name of their parameter in the bags."""
+        """The rows of tables whose weights are on `meta`, by the name of their parameter in the bags."""
         return {
             f"tables.{module_name(name)}.weight": pack.saved_weight(name)
             for pack in self.packs
@@ -130,19 +129,19 @@ def place(
     fetch_by: str = "copy",
     kernel_is_faster: KernelIsFaster = always,
 ) -> Tiers:
-    """Leave the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
+    """Keep the packed dense tables of a model on the host, and move their hot rows and everything else to `device`.
 
-    `hot_rows` is how many rows of each table are hot. Call it once, before the optimizer is made. With `refreshes`, the
+    `hot_rows` is the number of hot rows of each table. Call it once, before the optimizer is made. With `refreshes`,
     hot rows may be exchanged for others (see `HotRefresh`). `num_buffers` is how many steps can have rows on the device
     at a time (see `holdall.tiers.staging.buffers_for`).
 
-    Dense tables that were built on `meta` get rows that take no place until they are touched. `tails` says where the
-    rows of each that are not hot live: `host`, as where it is silent; `disk`, in files under `folder`, which must not
-    hold any yet; `device`, whole tables there, with nothing to move.
+    Dense tables that were built on `meta` get rows that take no memory until they are written. `tails` is where the
+    rows of each that are not hot are stored: `host`, the default; `disk`, in new files under `folder`; `device`, whole
+    tables there, with nothing to move.
 
-    `fetch_by` says who moves rows between host and device: `copy`, the host gathers them and copies them in one piece;
-    `kernel`, a kernel on the device reads and writes them where they lie, for which the host's rows, all of them, are
-    locked in memory; `auto`, a kernel where it can and `kernel_is_faster` says so.
+    `fetch_by` chooses the `RowMover`: `copy`, the host gathers rows and copies them in one piece; `kernel`, kernels on
+    the device read and write host memory, all of which is pinned; `auto`, kernels where possible, if `kernel_is_faster`
+    returns True.
     """
     bags = model.bags
     if any(pack.collects for pack in bags.packs):
@@ -163,14 +162,14 @@ def place(
         if tail == "device":
             whole.append(pack)
             continue
-        place_of = folder / str(number) if folder is not None and tail == "disk" else None
+        subfolder = folder / str(number) if folder is not None and tail == "disk" else None
         packs.append(
             TieredPack(
                 pack,
                 hot_rows,
                 device,
                 num_buffers=num_buffers,
-                folder=place_of,
+                folder=subfolder,
                 fetch_by=fetch_by,
                 kernel_is_faster=kernel_is_faster,
             )
@@ -185,7 +184,7 @@ def place(
 def _by_tail(
     packs: Sequence[DensePack], tails: Mapping[str, str], device: torch.device | str
 ) -> Iterator[tuple[str, DensePack]]:
-    """The tables of packs regrouped by where their tails live; those of `device` get their rows there."""
+    """The tables of packs regrouped by where their tails are stored; those of `device` are allocated there."""
     for pack in packs:
         groups: dict[str, dict[str, DenseTable]] = {}
         for name, table in pack.tables.items():

@@ -1,8 +1,8 @@
-"""The device's memory of a tiered pack: hot rows, then rooms of one size; how large, and the same with larger ones."""
+"""Layout of a tiered pack's device memory: hot rows, then staging buffers of one size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,25 +14,49 @@ def buffers_for(depth: int) -> int:
 
 
 def with_spare(count: int) -> int:
-    """Places to make for so many: a quarter more, so that they seldom have to grow."""
+    """Capacity to allocate for so many: a quarter more, so that it seldom has to grow."""
     return count + count // 4 + 16
 
 
-def grown(tensors: list[Tensor], num_hot: int, num_buffers: int, sizes: Sequence[int]) -> list[Tensor]:
-    """The same tensors with rooms of `sizes[1]` rows instead of `sizes[0]`; `tensors` is emptied.
+@dataclass
+class Staging:
+    """Rows of the device's tensors: `num_hot` hot rows, then the staging buffers, `buffer_rows` each."""
 
-    One after the other, and on a GPU through the host: the device never holds one twice. Nobody else may hold them.
-    """
-    found = []
-    while tensors:
-        device, tensor = tensors[0].device, tensors.pop(0).cpu()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # else the allocator would keep the old one's memory, which is too small
-        shape = (num_hot + num_buffers * sizes[1], *tensor.shape[1:])
-        larger = torch.zeros(shape, dtype=tensor.dtype, device=device)
-        larger[:num_hot].copy_(tensor[:num_hot])
-        for room in range(num_buffers if sizes[0] else 0):
-            before, after = num_hot + room * sizes[0], num_hot + room * sizes[1]
-            larger[after : after + sizes[0]].copy_(tensor[before : before + sizes[0]])
-        found.append(larger)
-    return found
+    num_hot: int
+    num_buffers: int
+    """Buffers for steps; one more follows them, for lookups outside of steps."""
+    buffer_rows: int = 0
+
+    @property
+    def outside_steps(self) -> int:
+        """The buffer for lookups outside of steps."""
+        return self.num_buffers
+
+    def start(self, buffer: int) -> int:
+        """The first row of a buffer."""
+        return self.num_hot + buffer * self.buffer_rows
+
+    def moved_to(self, buffer: int, rows: Tensor) -> Tensor:
+        """Row numbers with those of the first buffer replaced by the same slots of another."""
+        return rows if buffer == 0 else rows + (rows >= self.num_hot) * (buffer * self.buffer_rows)
+
+    def grow(self, num_rows: int, tensors: list[Tensor]) -> list[Tensor]:
+        """Larger copies of `tensors`, which is emptied, with buffers for `num_rows` rows and some to spare.
+
+        One tensor after the other, and on a GPU through the host, so that the device never holds one twice. The caller
+        must hold no other reference to them.
+        """
+        old_rows, self.buffer_rows = self.buffer_rows, with_spare(num_rows)
+        found = []
+        while tensors:
+            device, tensor = tensors[0].device, tensors.pop(0).cpu()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # else the allocator keeps the old tensor's memory, which is too small
+            shape = (self.start(self.num_buffers + 1), *tensor.shape[1:])
+            larger = torch.zeros(shape, dtype=tensor.dtype, device=device)
+            larger[: self.num_hot].copy_(tensor[: self.num_hot])
+            for buffer in range(self.num_buffers + 1 if old_rows else 0):
+                old, new = self.num_hot + buffer * old_rows, self.start(buffer)
+                larger[new : new + old_rows].copy_(tensor[old : old + old_rows])
+            found.append(larger)
+        return found

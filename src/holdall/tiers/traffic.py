@@ -1,4 +1,4 @@
-"""What moved between host and device, counted."""
+"""Counters of bytes moved between host and device, and of lookups."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass
 class Traffic:
-    """Bytes moved between host and device, and what was looked up where."""
+    """Bytes moved between host and device, and the lookups that needed them."""
 
     fetched: int = 0
-    """To the device: rows and their optimizer state."""
-    sent_back: int = 0
-    """To the host."""
+    """To the device, for steps: rows and their optimizer state."""
+    written_back: int = 0
+    """To the host, after steps."""
     flushed: int = 0
-    """Hot rows copied home or back, in slices: for checkpoints, never for a step."""
-    looked_at: int = 0
+    """Hot rows copied either way, in slices: for checkpoints, never for a step."""
+    outside_steps: int = 0
     """To the device for lookups outside of steps, such as evaluations; not in `total`."""
     fetched_rows: int = 0
     lookups: int = 0
@@ -23,4 +23,4 @@ class Traffic:
 
     @property
     def total(self) -> int:
-        return self.fetched + self.sent_back + self.flushed
+        return self.fetched + self.written_back + self.flushed

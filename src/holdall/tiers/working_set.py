@@ -1,4 +1,4 @@
-"""The rows of a step that are not hot: which they are, where in the device's storage they go, and who has them now."""
+"""Working set of a step: the rows that it needs and that are not hot, and their slots in a staging buffer."""
 
 from __future__ import annotations
 
@@ -12,25 +12,34 @@ from torch import Tensor
 
 @dataclass
 class WorkingSet:
-    """Rows distinct and ascending: row `rows[i]` is at place i of its room."""
+    """Distinct rows, ascending: row `rows[i]` is in slot i of its staging buffer."""
 
     rows: Tensor
-    """[U] int64 row numbers of the host's storage, where the ids are."""
+    """[U] int64 row numbers of the host's storage, on the device of the ids."""
     located: Tensor | None = None
     """[B, P] row numbers of the device's storage, for the ids of a one-hot batch."""
     names: Sequence[str] = ()
     """The tables of those P features."""
-    in_room: bool = False
-    """Whether `located` is of the room of this set, or as if that were the first."""
-    room: int = 0
+    buffer: int = 0
+    """Number of its staging buffer."""
+    located_in_buffer: bool = False
+    """Whether `located` refers to the set's own buffer; to the first one otherwise."""
+    num_host_lookups: int | None = None
+    """Lookups of rows that are not hot; None where only the device has the number."""
     source: Tensor | None = None
-    """[U] int64: the other buffer with a newer copy of a row, by `kernels.host_rows.find_in_buffers`."""
-    held: Tensor | None = None
-    """Places of the rows that other rooms hold, where there are any."""
-    fetched: Tensor | None = None
-    """Places of the others then."""
-    entered: Tensor | None = None
-    """`located` in the room of this set, at an address that is the same for all steps; see `TieredPack.enter`."""
+    """[U] int64: the buffer and slot that own a row, by `kernels.host_rows.find_in_buffers`; -1 for none."""
+    fixed_located: Tensor | None = None
+    """`located` in the set's own buffer, at a fixed address, safe to capture in a CUDA graph."""
+
+
+@dataclass
+class CopySet(WorkingSet):
+    """Working set whose size the host has; `source` is of the rows at `owned` only."""
+
+    owned: Tensor | None = None
+    """Slots of the rows that other staging buffers own, if there are any."""
+    unowned: Tensor | None = None
+    """Slots of the other rows then."""
 
     @cached_property
     def host_rows(self) -> Tensor:
@@ -40,24 +49,23 @@ class WorkingSet:
 
 @dataclass
 class KernelSet(WorkingSet):
-    """A working set that the host has not seen: `rows` [C] is as long as its room, and NO_ROW behind the last row."""
+    """Working set whose size only the device has: `rows` [C] fills its buffer, padded with NO_ROW."""
 
     counts: Tensor | None = None
-    """[3] int32 on the device: far lookups, distinct far rows, rows that other rooms hold."""
-    num_listed: int = 0
-    """Far lookups that there was place for."""
-    stays: bool = False
-    """Whether its tensors are where those of the next step in its room will be."""
-    seen: Tensor | None = None
-    """`counts` on the host, once `counted`."""
+    """[3] int32 on the device: host lookups, distinct host rows, rows that other buffers own."""
+    max_lookups: int = 0
+    """Host lookups that were processed at most."""
+    fixed_addresses: bool = False
+    """Whether the next step in its buffer has its tensors at the same addresses: safe to capture in a CUDA graph."""
+    host_counts: Tensor | None = None
+    """`counts` on the host, after `counted`."""
     counted: Any = None
-    """CUDA event; None when `seen` has been written."""
+    """CUDA event; None once `host_counts` is complete."""
 
-    def numbers(self) -> tuple[int, int, int]:
-        """`counts`, waiting for them."""
-        assert self.seen is not None
+    def wait_for_counts(self) -> tuple[int, int, int]:
+        assert self.host_counts is not None
         if self.counted is not None:
             self.counted.synchronize()
             self.counted = None
-        far, rows, held = self.seen.tolist()
-        return far, rows, held
+        num_lookups, num_rows, num_owned = self.host_counts.tolist()
+        return num_lookups, num_rows, num_owned
