@@ -127,3 +127,15 @@ def test_modules_that_pages_name_exist() -> None:
         named = [name for name in re.findall(r"`([\w./-]+/[\w.-]+\.py)`", text) if "NAME" not in name]
         missing = [name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "src/holdall"))]
         assert missing == [], page.name
+
+
+def test_messages_that_a_page_explains_are_those_of_the_code() -> None:
+    text = (DOCS / "clusters.md").read_text(encoding="utf-8")
+    section = text[text.index("Messages of Holdall") : text.index("Messages of torchrun")]
+    messages = re.findall(r"^\| `([^`]+)` \|", section, flags=re.M)
+    assert len(messages) == 8
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src" / "holdall" / "distributed").glob("*.py")]
+    code = re.sub(r'"\s*f?"', "", "\n".join(sources))
+    variable = r"\blocalhost\b|\blo\b|\b\d[\d.]*\b|\.\.\."
+    missing = [part for message in messages for part in re.split(variable, message) if part not in code]
+    assert missing == []
