@@ -55,7 +55,7 @@ from holdall.planning.messages import (
     table_wise_messages,
     two_fold_messages,
 )
-from holdall.planning.two_fold_cut import cut_lookups
+from holdall.planning.two_fold_cut import choose_cut
 
 WAYS = ("two-fold", "two-fold, chosen", "row-wise", "table-wise", "data-parallel")
 WARMUP = 2
@@ -275,7 +275,7 @@ def _cuts(
         # One process replicates nothing; what it does alone is timed with the rows of two.
         common: dict[str, Any] = {"row_bytes": 4 * dim, "batch_size": size, "world_size": max(2, num_processes)}
         budget = 4 * dim * sum(known.num_rows for known in lookups.values()) // 20
-        return cut_lookups(lookups, **common, links=measured, budget=budget, lookup_seconds=work).hot_rows
+        return choose_cut(lookups, **common, links=measured, budget=budget, lookup_seconds=work).hot_rows
 
     return {"two-fold": cut(None), "two-fold, chosen": cut(links), "row-wise": {}}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdall.common.errors import DataError
-from holdall.planning.lookup_counts import Lookups, choose_hot, lookups_of
+from holdall.planning.lookup_counts import Lookups, choose_hot, table_lookups
 from holdall.popularity.hot_rows import hot_rows
 from tests.planning.made_up_hardware import schema_of, zipf_counts
 
@@ -96,6 +96,6 @@ def test_rows_that_cost_more_come_first() -> None:
 def test_counts_that_are_not_those_of_the_data_set() -> None:
     schema = schema_of({"a": 5})
     with pytest.raises(DataError, match="no counts for table 'a'"):
-        lookups_of(schema, {}, 10)
+        table_lookups(schema, {}, 10)
     with pytest.raises(DataError, match="counts for 4 rows of table 'a', which has 5"):
-        lookups_of(schema, {"a": np.ones(4)}, 10)
+        table_lookups(schema, {"a": np.ones(4)}, 10)

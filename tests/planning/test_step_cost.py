@@ -30,7 +30,7 @@ from holdall.planning.step_cost import (
     step_seconds,
     table_load,
 )
-from holdall.planning.table_cost import COMPRESSED_ROWS, swept
+from holdall.planning.table_cost import COMPRESSED_ROWS, parameter_ratio
 from holdall.tables import Dense, Frobenius, Hashed, TensorTrain
 from holdall.tiers.host_rows import RESIDENT_BYTES
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
@@ -107,16 +107,16 @@ def test_tables_in_several_places_are_looked_up_one_place_after_the_other() -> N
 def test_what_a_step_does_to_all_parameters_grows_with_them() -> None:
     known = hardware().tables
     train = TensorTrain(rank=32)
-    assert swept(known, train, COMPRESSED_ROWS, 4) == pytest.approx(1.0)
-    small = swept(known, train, COMPRESSED_ROWS // 8, 4)
+    assert parameter_ratio(known, train, COMPRESSED_ROWS, 4) == pytest.approx(1.0)
+    small = parameter_ratio(known, train, COMPRESSED_ROWS // 8, 4)
     assert small == pytest.approx(0.5, rel=0.05)  # a core is as long as the third root of the rows
-    frobenius = swept(known, Frobenius(rank=8, terms=4), COMPRESSED_ROWS // 4, 4)
+    frobenius = parameter_ratio(known, Frobenius(rank=8, terms=4), COMPRESSED_ROWS // 4, 4)
     assert frobenius == pytest.approx(0.5, rel=0.05)  # as the second root
-    assert swept(known, Hashed(buckets=5), 10, 4) == 1.0
+    assert parameter_ratio(known, Hashed(buckets=5), 10, 4) == 1.0
     made = problem()
     lookup, update = made.table_costs(train, num_rows=COMPRESSED_ROWS // 8)
     whole = made.table_costs(train)
-    part = swept(made.hardware.tables, train, COMPRESSED_ROWS // 8, 16)
+    part = parameter_ratio(made.hardware.tables, train, COMPRESSED_ROWS // 8, 16)
     assert (lookup.base, update.base) == pytest.approx((whole[0].base * part, whole[1].base * part))
     assert lookup.per_lookup == whole[0].per_lookup
 

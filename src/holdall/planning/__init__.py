@@ -1,1 +1,1 @@
-"""How and where tables are stored: cost model, plan, planner, presets, simulation."""
+"""Planner of where and how tables are stored: cost model, plan, planner, presets, simulation."""

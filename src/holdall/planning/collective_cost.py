@@ -1,27 +1,27 @@
-"""Seconds of collectives: measured at some sizes between some processes, scaled to other sizes and more processes.
+"""Cost model of collectives: measured seconds, scaled to other message sizes and numbers of processes.
 
     links = Links(hardware.collectives)
-    links.all_reduce(4e6, 64)          # seconds, of a tensor of 4 MB on each of 64 processes
+    links.all_reduce(4e6, 64)          # seconds for a tensor of 4 MB on each of 64 processes
 
 `n` is always the bytes of the tensor that a process passes, its own part included, as `holdall hardware` measures it.
 Seconds are a latency and a part that grows with the bytes:
 
     T(n, W) = latency * rounds(W) / rounds(W0) + above(n) * wire(W) / wire(W0)
 
-W0 is the number of processes that measured. The latency is what the two smallest sizes say of a message of no bytes;
-`above` is the rest, on straight lines between the measured sizes in the logarithms of both, which is exact for
-latency + bytes / bandwidth; below the smallest and beyond the largest size it is in proportion.
+W0 is the number of processes that measured. The latency is the line through the two smallest sizes, at 0 bytes. `above`
+is the rest of the seconds: linear between the measured sizes in the logarithms of both, which is exact for latency +
+bytes / bandwidth, and in proportion below the smallest and beyond the largest size.
 
-| collective | wire(W): sent of each byte | rounds(W), one after the other |
+| collective | wire(W): bytes sent for each byte | rounds(W), in sequence |
 | --- | --- | --- |
 | all-reduce | 2 (W - 1) / W, a ring's | 2 (W - 1) over gloo (a ring), 2 log2 W over NCCL (a tree for small messages) |
-| all-to-all | (W - 1) / W | W - 1, one message to each of the others: an upper bound where they are sent at once |
+| all-to-all | (W - 1) / W | W - 1, one message to each other process: an upper bound where they are sent concurrently |
 | all-gather | W - 1 | half of an all-reduce's |
 
-Where all-gather was not measured, it is taken as half an all-reduce of W n bytes, which ends with one.
+Where all-gather was not measured, it is half an all-reduce of W n bytes, whose second half is an all-gather.
 
-Every pair of processes is taken to be as far apart as those that measured: measure between machines, with as many
-processes as there are, to predict for more machines.
+Links between all pairs of processes are assumed to be equal to the measured ones: to predict for more machines, measure
+between machines, with as many processes as there are.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ Collective = Literal["all_reduce", "all_to_all", "all_gather"]
 
 @dataclass(frozen=True)
 class Message:
-    """One collective of a step, with the bytes that are expected of it."""
+    """One collective of a step, with its expected bytes."""
 
     kind: str
-    """As `Collectives.count` names it."""
+    """Name by which `Collectives.count` counts it."""
     collective: Collective
     num_bytes: float
-    """Of the tensor of the process that has most: all wait for it."""
+    """Bytes of the largest tensor of any process: all wait for it."""
     sent: float
-    """What a process sends to others, on average."""
+    """Bytes that a process sends to others, on average."""
     calls: int = 1
-    """How many of them carry these bytes, in equal parts."""
+    """Calls that share these bytes equally."""
 
 
 class Links:
-    """What collectives between processes take (see the top of this file); sizes may be numbers or arrays of them."""
+    """Seconds of collectives between processes, by the formula above; sizes may be numbers or arrays."""
 
     def __init__(self, measured: Measured):
         if measured.world_size < 2 or not measured.all_reduce or not measured.all_to_all:
@@ -70,26 +70,26 @@ class Links:
         self._gather = _Curve(measured.all_gather) if measured.all_gather else None
 
     def all_reduce(self, num_bytes: Any, world_size: int) -> Any:
-        """Seconds to sum a tensor of so many bytes over processes."""
+        """Seconds to sum a tensor of `num_bytes` over all processes."""
         return self._seconds(self._reduce, "all_reduce", num_bytes, world_size)
 
     def all_to_all(self, num_bytes: Any, world_size: int) -> Any:
-        """Seconds to exchange tensors of so many bytes, a W-th of which is for each process."""
+        """Seconds to exchange tensors of `num_bytes`, 1/W of which is for each process."""
         return self._seconds(self._exchange, "all_to_all", num_bytes, world_size)
 
     def all_gather(self, num_bytes: Any, world_size: int) -> Any:
-        """Seconds until every process has the tensors of all, each of so many bytes."""
+        """Seconds to gather the tensors of all processes, each of `num_bytes`, on every process."""
         if self._gather is None:
             return self.all_reduce(world_size * np.asarray(num_bytes), world_size) / 2
         return self._seconds(self._gather, "all_gather", num_bytes, world_size)
 
     def seconds(self, message: Message, world_size: int) -> float:
-        """What a message takes, all its calls together."""
+        """Seconds of all calls of a message."""
         one = getattr(self, message.collective)(message.num_bytes / max(1, message.calls), world_size)
         return message.calls * float(one)
 
     def by_kind(self, messages: Iterable[Message], world_size: int) -> dict[str, float]:
-        """Seconds of messages, those of one kind together."""
+        """Seconds of messages, summed by kind."""
         found: dict[str, float] = {}
         for message in messages:
             found[message.kind] = found.get(message.kind, 0.0) + self.seconds(message, world_size)
@@ -116,12 +116,12 @@ def wire_share(collective: Collective, world_size: int) -> float:
 
 
 class _Curve:
-    """Seconds by size, as a latency and what is above it."""
+    """Measured seconds by size, split into a latency and the rest."""
 
     def __init__(self, measured: Mapping[str, float]):
         points = sorted((float(size), seconds) for size, seconds in measured.items())
         self.sizes = np.array([size for size, _ in points])
-        # A smaller message is never slower: what disturbs a measurement makes it longer.
+        # A smaller message is never slower: noise only makes a measurement longer.
         seconds = np.minimum.accumulate([seconds for _, seconds in reversed(points)])[::-1]
         self.latency = 0.0
         if len(points) > 1:
@@ -141,6 +141,6 @@ class _Curve:
         with np.errstate(divide="ignore", invalid="ignore"):
             power = np.log(r1 / r0) / np.log(n1 / n0)
             curved = r0 * (np.maximum(n, n0) / n0) ** power
-        straight = r1 * (n - n0) / (n1 - n0)  # from nothing, which has no logarithm
+        straight = r1 * (n - n0) / (n1 - n0)  # from 0 seconds, which has no logarithm
         inside = np.where(r0 > 0, curved, straight)
         return np.where((n < sizes[0]) | (n > sizes[-1]), outside, inside)

@@ -11,7 +11,7 @@ from holdall.common.memory import available_memory
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig
-from holdall.planning.lookup_counts import Lookups, lookups_of
+from holdall.planning.lookup_counts import Lookups, table_lookups
 from holdall.planning.machine.hardware import Hardware, default_path, machine_identity
 from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
@@ -30,13 +30,13 @@ def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path
     """Lookups of every table: from a profile of this data set, or counted."""
     if profile is None:
         train = DataSet(data, "train")
-        return lookups_of(schema, count_lookups(train), len(train))
+        return table_lookups(schema, count_lookups(train), len(train))
     if not isinstance(profile, Profile) and not Path(profile).exists():
         raise ConfigError(f"{profile} does not exist: make it with `holdall profile {data} --out {profile}`")
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     known.check(schema)
     if known.counts_file is not None and known.source.kind == "prepared":
-        return lookups_of(schema, known.counts(), known.rows_read)
+        return table_lookups(schema, known.counts(), known.rows_read)
     found: dict[str, Lookups] = {}
     for feature in schema.features:
         found.setdefault(feature.table or feature.name, Lookups.from_curve(known, feature.name, feature.num_rows))

@@ -1,7 +1,7 @@
-"""How often the rows of a table are looked up, in groups of rows with equal counts: all that a plan needs to know.
+"""Lookup counts of a table's rows, grouped by equal counts, and the expectations that the cost model takes from them.
 
-A table of millions of rows has a few thousand different counts, so sums over rows are sums over groups, and planning
-takes as long for a terabyte as for a megabyte.
+A table of millions of rows has a few thousand different counts. Sums over rows are sums over groups, so planning takes
+as long for a terabyte as for a megabyte.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from holdall.popularity.profile import Profile
 
 Array = npt.NDArray[Any]
 
-STRETCHES = 64
-"""Parts of a renumbered tail."""
+TAIL_SEGMENTS = 64
+"""Segments of consecutive ids into which a renumbered tail is divided."""
 
 
-def _groups(falling: Array) -> tuple[Array, Array]:
-    """Values of a falling array and how often each occurs."""
-    starts = np.flatnonzero(np.concatenate([[True], falling[1:] != falling[:-1]]))
-    return falling[starts], np.diff(np.append(starts, len(falling)))
+def _groups(values: Array) -> tuple[Array, Array]:
+    """Values of a non-increasing array, and the number of times each occurs."""
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+    return values[starts], np.diff(np.append(starts, len(values)))
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """The lookups of one table's rows, most popular first."""
+    """Lookup counts of one table's rows in groups, most popular first."""
 
     counts: Array
-    """[G] lookups of each row of a group, in the order of ids: falling, unless the tail was renumbered."""
+    """[G] lookups of each row of a group, in the order of ids: non-increasing, unless the tail was renumbered."""
     rows: Array
     """[G] rows in each group."""
     num_samples: int
@@ -45,22 +45,22 @@ class Lookups:
     def from_counts(cls, counts: Array, num_samples: int) -> Lookups:
         """From the lookups of every row, in the order of ids.
 
-        Where they are not falling, as in a tail that `holdall order` renumbered, rows are taken in stretches of
-        consecutive ids, each with its own counts: a cut inside a stretch is taken to part it by popularity.
+        Where counts increase, as in a tail that `holdall order` renumbered, the tail is divided into segments of
+        consecutive ids, each with its own counts. A cut inside a segment is assumed to divide it by popularity.
         """
         counts = np.asarray(counts)
         rises = np.flatnonzero(counts[1:] > counts[:-1])
         ranked = len(counts) if len(rises) == 0 else int(rises[0]) + 1
         parts = [_groups(counts[:ranked])]
         if ranked < len(counts):
-            stretches = np.array_split(counts[ranked:], min(STRETCHES, len(counts) - ranked))
-            parts.extend(_groups(np.sort(stretch)[::-1]) for stretch in stretches)
+            segments = np.array_split(counts[ranked:], min(TAIL_SEGMENTS, len(counts) - ranked))
+            parts.extend(_groups(np.sort(segment)[::-1]) for segment in segments)
         values, rows = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return cls(values.astype(np.float64), rows, num_samples)
 
     @classmethod
     def from_curve(cls, profile: Profile, feature: str, num_rows: int) -> Lookups:
-        """From a coverage curve: rows between two of its points are taken as equally popular."""
+        """From a coverage curve; rows between two of its points are assumed to be equally popular."""
         found = profile.feature(feature)
         k = np.minimum(np.array((0, *found.coverage.k), dtype=np.int64), num_rows)
         rows = np.diff(k)
@@ -82,51 +82,48 @@ class Lookups:
 
     @property
     def per_sample(self) -> float:
-        """Lookups of a sample, on average."""
+        """Average lookups a sample."""
         return self.total / self.num_samples
 
     @cached_property
     def _sums(self) -> dict[tuple[str, int, int], tuple[Array, Array]]:
-        """What `_sum` has added up before, by what, batch size and block: planning asks for the same many times."""
+        """Cache of `_sum` by quantity, batch size and block: planning asks for the same sums many times."""
         return {}
 
     @cached_property
     def _ends(self) -> Array:
-        """[G + 1] rows before each group, and all of them."""
+        """[G + 1] number of rows before each group, and of all rows."""
         return np.concatenate([[0], np.cumsum(self.rows)])
 
     def share(self, first_rows: int) -> float:
-        """Share of the lookups that the first rows take."""
+        """Share of the lookups that go to the first rows."""
         if self.total == 0:
             return 1.0 if first_rows >= self.num_rows else 0.0
         return self._sum(("counts", 0, 1), lambda: self.counts, 0, first_rows) / self.total
 
     def distinct(self, batch_size: int, start: int = 0, stop: int | None = None) -> float:
-        """Different rows, of those from `start` to `stop`, that a batch looks up on average: sum of 1 - (1 - q)^n.
+        """Expected distinct rows among `start`..`stop` that a batch looks up: the sum of 1 - (1 - q)^n.
 
-        q is a row's share of the lookups and n the lookups of a batch.
+        q is a row's share of the lookups and n the number of lookups of a batch.
         """
         stop = self.num_rows if stop is None else stop
         return self._sum(("touched", batch_size, 1), lambda: self.touched_by_group(batch_size), start, stop)
 
     def distinct_blocks(self, batch_size: int, block: int, start: int = 0) -> float:
-        """Different blocks of so many consecutive rows, from `start` on, that a batch looks up on average.
+        """Expected distinct blocks of `block` consecutive rows, from `start` on, that a batch looks up.
 
-        Rows of a block have nearly equal counts, since ids are in popularity order: it is looked up `block` times as
-        often as one of them.
+        Rows of a block have nearly equal counts, since ids are in popularity order: a block is looked up `block` times
+        as often as one of its rows.
         """
-        if self.total == 0:
-            return 0.0
-
-        def touched() -> Array:
-            shares = np.minimum(self.counts / self.total * block, 1.0)
-            with np.errstate(divide="ignore"):
-                return -np.expm1(batch_size * self.per_sample * np.log1p(-shares)) / block
-
-        return self._sum(("blocks", batch_size, block), touched, start, self.num_rows)
+        return self._sum(
+            ("blocks", batch_size, block),
+            lambda: self.touched_by_group(batch_size, block) / block,
+            start,
+            self.num_rows,
+        )
 
     def variance(self, batch_size: int, start: int = 0) -> float:
-        """A bound on the variance of `distinct`: rows of a batch exclude each other if anything."""
+        """Upper bound of the variance of `distinct`: the rows of a batch are negatively correlated."""
 
         def variance() -> Array:
             touched = self.touched_by_group(batch_size)
@@ -135,26 +132,26 @@ class Lookups:
         return self._sum(("variance", batch_size, 1), variance, start, self.num_rows)
 
     def touched(self, batch_size: int, row: int) -> float:
-        """Probability that a batch looks a row up."""
+        """Probability that a batch looks up a row."""
         group = int(np.searchsorted(self._ends, row, side="right")) - 1
         return float(self.touched_by_group(batch_size)[group]) if group < len(self.rows) else 0.0
 
-    def touched_by_group(self, batch_size: int) -> Array:
-        """[G] probability that a batch looks a row of the group up."""
+    def touched_by_group(self, batch_size: int, block: int = 1) -> Array:
+        """[G] probability that a batch looks up a given row of the group, or a block of `block` such rows."""
         if self.total == 0:
             return np.zeros(len(self.counts))
-        shares = np.minimum(self.counts / self.total, 1.0)
+        shares = np.minimum(self.counts / self.total * block, 1.0)
         with np.errstate(divide="ignore"):
             return -np.expm1(batch_size * self.per_sample * np.log1p(-shares))
 
-    def _sum(self, what: tuple[str, int, int], values: Callable[[], Array], start: int, stop: int) -> float:
-        """Sum over rows start..stop of a value that each group's rows have."""
+    def _sum(self, key: tuple[str, int, int], values: Callable[[], Array], start: int, stop: int) -> float:
+        """Sum over rows start..stop of a value that is equal for all rows of a group."""
         if start >= stop:
             return 0.0
-        if what not in self._sums:
+        if key not in self._sums:
             found = values()
-            self._sums[what] = found, np.concatenate([[0.0], np.cumsum(found * self.rows)])
-        each, before = self._sums[what]
+            self._sums[key] = found, np.concatenate([[0.0], np.cumsum(found * self.rows)])
+        each, before = self._sums[key]
 
         def up_to(row: int) -> float:
             group = int(np.searchsorted(self._ends, row, side="right")) - 1
@@ -165,8 +162,8 @@ class Lookups:
         return max(0.0, up_to(stop) - up_to(start))
 
 
-def lookups_of(schema: Schema, counts: Mapping[str, Array], num_samples: int) -> dict[str, Lookups]:
-    """Groups for every table from the counts of its rows."""
+def table_lookups(schema: Schema, counts: Mapping[str, Array], num_samples: int) -> dict[str, Lookups]:
+    """Lookups of every table, from the counts of its rows."""
     found = {}
     for feature in schema.features:
         table = feature.table or feature.name
@@ -183,26 +180,27 @@ def lookups_of(schema: Schema, counts: Mapping[str, Array], num_samples: int) ->
 
 def choose_hot(lookups: Mapping[str, Lookups], worth: Mapping[str, float], row_bytes: int, budget: int, batch_size: int
 ) -> dict[str, int]:  # fmt: skip
-    """Hot rows of each table such that the time saved, for all hot rows within `budget` bytes, is the most.
+    """Hot rows of each table, within `budget` bytes for all, that save the most time.
 
-    Making a row hot saves `worth[table]` seconds whenever a batch looks it up: rows are taken in the order of that
-    probability times worth. All rows have `row_bytes`, so the order is by seconds a byte; tables with worth 0 get none.
+    A hot row saves `worth[table]` seconds in each batch that looks it up, so rows are chosen in the order of that
+    probability times worth. All rows have `row_bytes`, so this is the order of seconds a byte. Tables of worth 0 get
+    none.
     """
     names = list(lookups)
-    # Only a prefix can be hot: a row behind one that is looked up less is worth no more than that one.
+    # Only a prefix can be hot: a row after one that is looked up less is worth no more than that one.
     touched = [np.minimum.accumulate(lookups[name].touched_by_group(batch_size)) for name in names]
     saved = [values * worth.get(name, 0.0) for name, values in zip(names, touched, strict=True)]
-    table = np.concatenate([np.full(len(values), place) for place, values in enumerate(saved)])
+    table = np.concatenate([np.full(len(values), number) for number, values in enumerate(saved)])
     rows = np.concatenate([lookups[name].rows for name in names])
     gain = np.concatenate(saved)
     order = np.argsort(-gain, kind="stable")
     order = order[gain[order] > 0]
-    room = max(0, budget) // row_bytes
+    most = max(0, budget) // row_bytes
     taken = np.cumsum(rows[order])
     inside = rows[order].copy()
-    full = int(np.searchsorted(taken, room, side="right"))  # groups that fit whole
+    full = int(np.searchsorted(taken, most, side="right"))  # groups that fit whole
     if full < len(order):
-        inside[full] = room - (int(taken[full - 1]) if full else 0)
+        inside[full] = most - (int(taken[full - 1]) if full else 0)
         inside[full + 1 :] = 0
     chosen = np.bincount(table[order], weights=inside, minlength=len(names))
     return {name: int(count) for name, count in zip(names, chosen, strict=True)}

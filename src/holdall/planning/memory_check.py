@@ -1,4 +1,4 @@
-"""Whether a plan fits: what it takes of every tier, by how much that is too much, and what would make it fit."""
+"""Checks that a plan fits the memory: bytes needed and missing by tier, and errors that name the cure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from holdall.planning.forecast import shares_memory
 from holdall.planning.plan import TIERS, Plan
 
 
-def needs(made: Plan) -> dict[str, int]:
-    """Bytes that a plan takes by tier. Where host and device are one memory, it has to hold what is on both."""
+def needed_bytes(made: Plan) -> dict[str, int]:
+    """Bytes that a plan takes by tier. Where host and device share one memory, the host's include the device's."""
     assert made.forecast is not None
     found = {tier: made.forecast.total(tier) for tier in TIERS}
     if shares_memory(made):
@@ -26,23 +26,23 @@ def needs(made: Plan) -> dict[str, int]:
 
 
 def shortages(made: Plan, limits: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by which a plan is too large, by tier."""
-    return {tier: size - limits[tier] for tier, size in needs(made).items() if size > limits[tier]}
+    """Bytes by which a plan exceeds its limits, by tier."""
+    return {tier: size - limits[tier] for tier, size in needed_bytes(made).items() if size > limits[tier]}
 
 
 def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = False) -> None:
-    """Raise when a plan, which may have been `edited` by hand, does not fit: by how much, and what would make it."""
-    short, needed = shortages(made, limits), needs(made)
+    """Raise a ConfigError when a plan, which may have been `edited` by hand, does not fit; it names sizes and cures."""
+    short, needed = shortages(made, limits), needed_bytes(made)
     if not short:
         return
     assert made.forecast is not None
-    told = ", ".join(
+    excess = ", ".join(
         f"{readable_bytes(size)} more on the {tier} than the {readable_bytes(limits[tier])} it may use"
         for tier, size in short.items()
     )
     if edited:
         raise ConfigError(
-            f"the edited plan does not fit: it takes {told}; keep fewer rows there, or raise its caps: "
+            f"the edited plan does not fit: it takes {excess}; keep fewer rows there, or raise its caps: "
             f"{', '.join(f'{tier} {at_least(needed[tier])}' for tier in short)}"
         )
     cures = [f"--{tier}-memory {at_least(needed[tier])}" for tier in short]
@@ -52,11 +52,11 @@ def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = Fa
         cures.append("--allow-compression 1/100")
     if made.forecast.memory["device"]["step"] > min(short.values()):
         cures.append("a smaller --batch-size")
-    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {told}; give {', or '.join(cures)}")
+    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {excess}; give {', or '.join(cures)}")
 
 
 def at_least(size: int) -> str:
-    """A size as a flag takes it, rounded up."""
+    """A size in the format of a memory flag, rounded up."""
     for unit, power in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
         if size >= 10 * power:
             return f"{-(-size // power)}{unit}"
@@ -64,10 +64,10 @@ def at_least(size: int) -> str:
 
 
 def check_free_memory(plan: Plan, folder: str | Path = ".", num_processes: int = 1) -> None:
-    """Raise unless this machine has the device, and the free memory, that a plan needs; `folder` is on the plan's disk.
+    """Raise unless this machine has the device and the free memory that a plan needs; `folder` is on the plan's disk.
 
-    Where the device is the CPU, what the plan puts on both comes out of one memory. A plan's bytes are those of one of
-    the `num_processes` that share this machine; each has a GPU of its own.
+    Where the device is the CPU, device and host bytes come from one memory. A plan's bytes are those of one of the
+    `num_processes` that share this machine; each has a GPU of its own.
     """
     if plan.forecast is None:
         return

@@ -1,16 +1,17 @@
-"""What the processes of a strategy send each other in a step, as expected from how often rows are looked up.
+"""Expected messages of a training step between processes, by strategy, from the lookup counts of the tables.
 
-Bytes are those that `Collectives` counts, by its kinds, of one pack of dense float32 tables. b is the samples of a
-process, W the processes, r the bytes of a row, U the expected distinct rows of b samples (`Lookups.distinct`).
+Bytes and kinds are those that `Collectives` counts, for one pack of dense float32 tables. b is the samples of a
+process, W the number of processes, r the bytes of a row, U the expected distinct rows of b samples
+(`Lookups.distinct`).
 
 | strategy | messages of a step |
 | --- | --- |
 | two-fold | all-to-all of the cold ids (4 U), of the rows (r U) and of their gradients (r U); hot gradients by all-reduce (r + 4 bytes for each hot row) or by gathering those touched (r + 4 bytes for each), whichever sends less |
 | row-wise | two-fold without hot rows |
 | table-wise | all-to-all of ids (4 bytes a lookup; of bags, 4 more for each length), of pooled vectors and of their gradients (r b for each feature) |
-| data-parallel | gradients of all rows as two-fold's hot ones |
+| data-parallel | gradients of all rows, as those of hot rows in two-fold |
 
-To these come the dense gradients, and a few whole numbers (`sizes`) that say how long messages are.
+Every strategy also sends the dense gradients, and a few integers (`sizes`) with the lengths of messages.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from holdall.planning.collective_cost import Message, wire_share
 from holdall.planning.lookup_counts import Lookups
 
 NUMBER_BYTES = 8
-"""Sizes travel as int64."""
+"""Bytes of a message length, which is an int64."""
 
 
 def two_fold_messages(
     lookups: Mapping[str, Lookups], hot_rows: Mapping[str, int], *, row_bytes: int, batch_size: int, world_size: int
 ) -> list[Message]:
-    """A step of `TwoFold`, with the first `hot_rows[name]` rows of each table on every process."""
+    """Messages of a two-fold step, with the first `hot_rows[name]` rows of each table on every process."""
     mean = variance = cold = 0.0
     num_cold = 0
     for name, known in lookups.items():
@@ -51,16 +52,11 @@ def two_fold_messages(
     ]
     if mean > 0:
         messages.append(
-            replicated_message("hot_gradients", num_hot, longest(mean, variance, world_size), row_bytes, world_size)
+            replicated_message(
+                "hot_gradients", num_hot, expected_maximum(mean, variance, world_size), row_bytes, world_size
+            )
         )
     return [*messages, _all_to_all("cold_gradients", row_bytes * cold, world_size)]
-
-
-def row_wise_messages(
-    lookups: Mapping[str, Lookups], *, row_bytes: int, batch_size: int, world_size: int
-) -> list[Message]:
-    """Two-fold without hot rows."""
-    return two_fold_messages(lookups, {}, row_bytes=row_bytes, batch_size=batch_size, world_size=world_size)
 
 
 def table_wise_messages(
@@ -73,8 +69,9 @@ def table_wise_messages(
     world_size: int,
     bagged: bool = False,
 ) -> list[Message]:
-    """A step of `TableWiseBags`, with table `name` at process `owners[name]` and looked up by `num_features[name]`."""
-    ids, vectors = [0.0] * world_size, [0] * world_size  # of one process's samples, by the process that answers
+    """Messages of a table-wise step; rank `owners[name]` owns table `name`, which `num_features[name]` features
+    share."""
+    ids, vectors = [0.0] * world_size, [0] * world_size  # of one process's samples, by owner
     for name, known in lookups.items():
         ids[owners[name]] += known.per_sample * batch_size
         vectors[owners[name]] += num_features[name] * batch_size
@@ -82,7 +79,7 @@ def table_wise_messages(
     messages = [_all_gather("sizes", 3 * NUMBER_BYTES, world_size)]
 
     def exchange(kind: str, by_process: list[Any], each: int) -> None:
-        # One side sends all that its samples need, the other what all samples need of it; the longer one counts.
+        # A process sends what its samples need, an owner what all samples need of it; the longer tensor counts.
         total, most = sum(by_process) * each, max(by_process) * world_size * each
         messages.append(_all_to_all(kind, total, world_size, max(total, most)))
 
@@ -97,11 +94,11 @@ def table_wise_messages(
 def data_parallel_messages(
     lookups: Mapping[str, Lookups], *, row_bytes: int, batch_size: int, world_size: int
 ) -> list[Message]:
-    """A step of `DataParallel` but for its dense part: gradients of the rows that were touched, or of all."""
+    """Messages of a data-parallel step without the dense part: gradients of the touched rows, or of all rows."""
     mean = sum(known.distinct(batch_size) for known in lookups.values())
     variance = sum(known.variance(batch_size) for known in lookups.values())
     num_rows = sum(known.num_rows for known in lookups.values())
-    touched = longest(mean, variance, world_size)
+    touched = expected_maximum(mean, variance, world_size)
     return [
         _all_gather("sizes", NUMBER_BYTES, world_size),
         replicated_message("row_gradients", num_rows, touched, row_bytes, world_size),
@@ -109,14 +106,14 @@ def data_parallel_messages(
 
 
 def dense_message(parameter_bytes: int, world_size: int) -> Message:
-    """Gradients of the dense part, in the buckets of `GradientBuckets`."""
+    """Message of the dense gradients, in the buckets of `GradientBuckets`."""
     calls = max(1, -(-parameter_bytes // BUCKET_BYTES))
     sent = parameter_bytes * wire_share("all_reduce", world_size)
     return Message("dense_gradients", "all_reduce", parameter_bytes, sent, calls)
 
 
 def replicated_message(kind: str, num_rows: int, touched: float, row_bytes: int, world_size: int) -> Message:
-    """Gradients of rows that every process has, as `sum_over_ranks` sends them: what is fewer bytes."""
+    """Message of the gradients of replicated rows, as `sum_over_ranks` sends them: reduced or gathered, by bytes."""
     whole, part = replicated_bytes(num_rows, touched, row_bytes)
     reduced, gathered = whole * wire_share("all_reduce", world_size), part * wire_share("all_gather", world_size)
     if gathered <= reduced:
@@ -125,17 +122,17 @@ def replicated_message(kind: str, num_rows: int, touched: float, row_bytes: int,
 
 
 def replicated_bytes(num_rows: Any, touched: Any, row_bytes: int) -> tuple[Any, Any]:
-    """Bytes of the tensors: of all rows, with a mark for each; of those touched, with the number of each."""
+    """Bytes of two tensors: gradients of all rows with a flag each, and of the touched rows with their row number."""
     return num_rows * (row_bytes + 4), touched * (row_bytes + np.where(np.asarray(num_rows) < 2**31, 4, 8))
 
 
 def index_bytes(largest: float) -> int:
-    """Of a row's number on the wire."""
+    """Bytes of a row number in a message."""
     return 4 if largest < 2**31 else 8
 
 
-def longest(mean: Any, variance: Any, world_size: int) -> Any:
-    """The most that any of W processes touches: the mean of the largest of W normal numbers (Blom's formula)."""
+def expected_maximum(mean: Any, variance: Any, world_size: int) -> Any:
+    """Expected maximum over W processes of a normal variable with this mean and variance (Blom's formula)."""
     if world_size == 1:
         return mean
     return mean + np.sqrt(variance) * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
@@ -151,7 +148,7 @@ def _all_gather(kind: str, num_bytes: float, world_size: int) -> Message:
 
 
 def sent_by_kind(messages: Iterable[Message]) -> dict[str, float]:
-    """Bytes that a process sends, by kind, on average."""
+    """Average bytes that a process sends, by kind."""
     found: dict[str, float] = {}
     for message in messages:
         found[message.kind] = found.get(message.kind, 0.0) + message.sent

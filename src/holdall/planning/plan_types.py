@@ -1,4 +1,4 @@
-"""The parts of a plan: where one table lives, what may be used, and what both are expected to take."""
+"""Types of a plan: the place of one table, memory caps, and forecasts of bytes and seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Tail = Literal["device", "host", "disk", "compressed", "sharded"]
 PlannedStrategy = Literal["plain", "host", "split", "hot-batches", "two-fold"]
 TIERS = ("device", "host", "disk")
 STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate")
-"""Parts of a step: batch in, distinct far rows found, brought, looked up; the dense part forward and backward; rows and
-dense parameters updated; far rows sent back; what processes say to each other."""
+"""Stages of a step: read the batch, launch kernels, find the host and disk rows it needs, fetch them, look up all rows,
+compute the dense part forward and backward, update rows and dense parameters, write fetched rows back, communicate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bytes:
-    """What a table takes in one tier."""
+    """Bytes of a table in one tier."""
 
     parameters: int = 0
     state: int = 0
@@ -32,21 +32,21 @@ class Bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class TableForecast:
-    """What a table will take and serve, a process."""
+    """Predicted bytes and lookups of one table, for one process."""
 
     bytes: dict[str, Bytes]
     """By tier."""
     lookups: dict[str, float]
     """Share of its lookups that each tier serves; `remote` is other processes."""
     per_sample: float
-    """Its lookups a sample."""
+    """Lookups a sample."""
     far_rows: float
     """Distinct rows of a batch that are fetched, on average."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """Where the rows of one table live."""
+    """Choice for one table: method, number of hot rows, and place of the tail."""
 
     name: str
     num_rows: int
@@ -54,19 +54,19 @@ class TablePlan:
     hot_rows: int
     """Rows, from the most popular on, that are exact and on the device."""
     tail: Tail
-    """Where the rest lives: `device` and `compressed` (by `method`) on the device as well; `host`; `disk`; `sharded`
-    over the processes' hosts."""
+    """Place of the other rows: `device`; `compressed` (by `method`, on the device); `host`; `disk`; `sharded` over the
+    hosts of all processes."""
     forecast: TableForecast | None = None
 
     @property
     def tiered(self) -> bool:
-        """Whether rows of it have to be fetched."""
+        """Whether some of its rows have to be fetched to the device."""
         return self.tail in ("host", "disk", "sharded")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caps:
-    """Bytes that a plan may use in each tier, a process; None where nothing was said."""
+    """Most bytes that one process may use in each tier; None for what is free."""
 
     device: int | None = None
     host: int | None = None
@@ -75,20 +75,20 @@ class Caps:
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a plan is expected to take, a process."""
+    """Predicted memory and step time of a plan, for one process."""
 
     memory: dict[str, dict[str, int]]
-    """Bytes by tier, then by what for: tables, table_state, table_buffers, staging, dense, dense_state, step."""
+    """Bytes by tier, then by purpose: tables, table_state, table_buffers, staging, dense, dense_state, step."""
     seconds: dict[str, float]
-    """Of a step, by stage (`STAGES`), each on its own."""
+    """Seconds by stage of a step (`STAGES`), without overlap."""
     step_seconds: float
-    """Of a step, with what overlaps."""
+    """Seconds of a step, with overlap."""
     staging_rows: dict[str, int]
-    """Room on the device for the far rows of one step, by where they live: six deviations above their mean."""
+    """Rows of the staging buffer for one step, by tail: six standard deviations above the mean of the fetched rows."""
     before: int
-    """Bytes of all tables and their optimizer state, dense, in one place."""
+    """Bytes of all tables and their optimizer state if all were dense in one place."""
     binds: str
-    """What keeps the step from being faster."""
+    """Sentence on what limits the step time."""
     hardware: str
     """Identity of the machine whose rates were used (`Hardware.machine["id"]`)."""
 

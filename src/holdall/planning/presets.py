@@ -1,4 +1,4 @@
-"""The published systems as plans: each preset is a function that places the tables of a problem.
+"""Presets: published systems as functions that place the tables of a problem.
 
 | preset | after | tables |
 | --- | --- | --- |
@@ -8,7 +8,7 @@
 | `el-rec` | EL-Rec (SC 2022) | those five the same way; of the others, hot rows on the device, the rest on the host |
 | `fpd` | the FPD layer | the five largest as Frobenius (8, 4), all on the device |
 | `fae` | FAE (arXiv:2103.00686) | hot rows on the device, the rest on the host, and batches that need no others |
-| `p2res` | P2RES | hot rows on every device, as many as shorten the exchange; the rest sharded over processes' hosts |
+| `p2res` | P2RES | hot rows on every device, as many as shorten the exchange; the rest sharded over all hosts |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem
-from holdall.planning.two_fold_cut import cut_lookups
+from holdall.planning.two_fold_cut import choose_cut
 from holdall.tables import Dense, Frobenius, Method, TensorTrain
 
 NUM_COMPRESSED = 5
@@ -28,61 +28,61 @@ NUM_COMPRESSED = 5
 
 @dataclass(frozen=True)
 class Choice:
-    """Where a preset puts the tables."""
+    """Strategy and places of all tables, not yet predicted."""
 
     strategy: PlannedStrategy
     tables: tuple[TablePlan, ...]
 
 
-HotRows = Callable[[Mapping[str, Method], PlannedStrategy, Tail], dict[str, int]]
-"""Hot rows by table, as many as the device has room for: given compressed tables, strategy and where tails go."""
+HotRowsFunction = Callable[[Mapping[str, Method], PlannedStrategy, Tail], dict[str, int]]
+"""Function from compressed tables, strategy and place of the tails to hot rows by table, as many as fit the device."""
 
 
-def device(problem: Problem, hot_rows: HotRows) -> Choice:
+def device(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     return Choice("plain", _place(problem, {}, {}, "device"))
 
 
-def dlrm(problem: Problem, hot_rows: HotRows) -> Choice:
+def dlrm(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     return Choice("host", _place(problem, {}, dict.fromkeys(problem.tables, 0), "host"))
 
 
-def tt_rec(problem: Problem, hot_rows: HotRows) -> Choice:
+def tt_rec(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     return Choice("plain", _place(problem, _largest_as(problem, TensorTrain(rank=32)), {}, "device"))
 
 
-def fpd(problem: Problem, hot_rows: HotRows) -> Choice:
+def fpd(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     return Choice("plain", _place(problem, _largest_as(problem, Frobenius(rank=8, terms=4)), {}, "device"))
 
 
-def el_rec(problem: Problem, hot_rows: HotRows) -> Choice:
+def el_rec(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     compressed = _largest_as(problem, TensorTrain(rank=32))
     tables = _place(problem, compressed, hot_rows(compressed, "split", "host"), "host")
     return Choice("split" if any(table.tiered for table in tables) else "plain", tables)
 
 
-def fae(problem: Problem, hot_rows: HotRows) -> Choice:
+def fae(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     return Choice("hot-batches", _place(problem, {}, hot_rows({}, "hot-batches", "host"), "host"))
 
 
-def p2res(problem: Problem, hot_rows: HotRows) -> Choice:
+def p2res(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     if problem.world_size < 2:
         raise ConfigError("preset 'p2res' shards tables over processes: give --world-size 2 or more, or choose another")
     row = problem.row_bytes + problem.state_bytes
-    cut = cut_lookups(
+    cut = choose_cut(
         problem.lookups,
         row_bytes=problem.row_bytes,
         batch_size=problem.batch_size,
         world_size=problem.world_size,
         links=problem.hardware.collectives,
         budget=row * sum(hot_rows({}, "two-fold", "sharded").values()),
-        held_bytes=row,
+        stored_bytes=row,
         row_seconds=problem.row_seconds("host"),
         lookup_seconds=problem.hardware.find.per_row,
     )
     return Choice("two-fold", _place(problem, {}, cut.hot_rows, "sharded"))
 
 
-PRESETS: dict[str, Callable[[Problem, HotRows], Choice]] = {
+PRESETS: dict[str, Callable[[Problem, HotRowsFunction], Choice]] = {
     "device": device,
     "dlrm": dlrm,
     "tt-rec": tt_rec,
@@ -93,14 +93,14 @@ PRESETS: dict[str, Callable[[Problem, HotRows], Choice]] = {
 }
 
 
-def find_preset(name: str) -> Callable[[Problem, HotRows], Choice]:
+def find_preset(name: str) -> Callable[[Problem, HotRowsFunction], Choice]:
     if name not in PRESETS:
         raise ConfigError(f"no preset named '{name}'{did_you_mean(name, ['auto', *PRESETS])}")
     return PRESETS[name]
 
 
 def _largest_as(problem: Problem, method: Method) -> dict[str, Method]:
-    """The largest tables, where the method makes them smaller."""
+    """The largest tables, each with the method, where that makes them smaller."""
     largest = sorted(problem.tables, key=lambda name: -problem.tables[name])[:NUM_COMPRESSED]
     return {
         name: method
@@ -112,14 +112,16 @@ def _largest_as(problem: Problem, method: Method) -> dict[str, Method]:
 def _place(
     problem: Problem, compressed: Mapping[str, Method], hot: Mapping[str, int], tail: Tail
 ) -> tuple[TablePlan, ...]:
-    """Dense tables with their hot rows and one place for the rest; a table all of whose rows are hot has no rest."""
+    """Compressed tables, and dense tables with their hot rows on the device and the tail at `tail`."""
     placed = []
     for name, rows in problem.tables.items():
         if name in compressed:
             placed.append(TablePlan(name=name, num_rows=rows, method=compressed[name], hot_rows=0, tail="compressed"))
             continue
-        near = min(hot.get(name, rows), rows)
+        hot_rows = min(hot.get(name, rows), rows)
         placed.append(
-            TablePlan(name=name, num_rows=rows, method=Dense(), hot_rows=near, tail="device" if near == rows else tail)
+            TablePlan(
+                name=name, num_rows=rows, method=Dense(), hot_rows=hot_rows, tail="device" if hot_rows == rows else tail
+            )
         )
     return tuple(placed)

@@ -1,4 +1,4 @@
-"""A plan for people: a table of tables, what each tier holds, where a step's time goes, and why."""
+"""Console output of plans and of measured rates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from holdall.planning.plan import STAGES, TIERS, Plan, TablePlan
 from holdall.tables import Dense, HotCold
 
 MOST_LINES = 40
-"""Tables shown at most; the smallest others share a line."""
+"""Tables shown at most; the others are summed in one line."""
 
 
 def show(plan: Plan, console: Console | None = None) -> None:
-    """Print a plan: bytes before and after, who serves which share of the lookups, time by stage, what binds."""
+    """Print a plan: its tables, bytes and lookups by tier, seconds by stage, and what limits the step."""
     console = console or Console()
     console.print(
         f"[bold]plan[/bold] '{plan.preset}' for {plan.data}: {plan.model.get('model')}, batch {plan.batch_size:,}, "
@@ -23,13 +23,13 @@ def show(plan: Plan, console: Console | None = None) -> None:
         + (f", {plan.world_size} processes" if plan.world_size > 1 else "")
         + (f", {plan.prefetch} steps ahead" if plan.prefetch else "")
     )
-    lines = table("table", "rows", "stored as", "hot rows", "rest", "dense", *_used(plan), "near", "far rows")
+    lines = table("table", "rows", "stored as", "hot rows", "rest", "dense", *_used(plan), "on device", "fetched rows")
     ordered = sorted(plan.tables, key=lambda t: -t.num_rows)
     for entry in ordered[:MOST_LINES]:
         lines.add_row(*_line(plan, entry))
     console.print(lines)
     console.print(
-        "[dim]near: share of its lookups that the device serves; far rows: different rows fetched a step[/dim]"
+        "[dim]on device: share of the lookups that device rows serve; fetched rows: distinct rows fetched a step[/dim]"
     )
     if len(ordered) > MOST_LINES:
         rest = ordered[MOST_LINES:]
@@ -47,14 +47,14 @@ def _line(plan: Plan, entry: TablePlan) -> list[str]:
     for tier in _used(plan):
         parts = entry.forecast.bytes.get(tier)
         cells.append("-" if parts is None else readable_bytes(parts.total))
-    near = entry.forecast.lookups.get("device", 0.0)
-    return [*cells, f"{near:.1%}", f"{entry.forecast.far_rows:,.0f}" if entry.tiered else "-"]
+    on_device = entry.forecast.lookups.get("device", 0.0)
+    return [*cells, f"{on_device:.1%}", f"{entry.forecast.far_rows:,.0f}" if entry.tiered else "-"]
 
 
 def _used(plan: Plan) -> list[str]:
-    """The tiers that hold rows of some table."""
+    """The tiers that store rows of any table."""
     known = [entry.forecast.bytes for entry in plan.tables if entry.forecast is not None]
-    return [tier for tier in TIERS if any(tier in held for held in known)]
+    return [tier for tier in TIERS if any(tier in stored for stored in known)]
 
 
 def _stored(entry: TablePlan) -> str:
@@ -68,7 +68,7 @@ def _stored(entry: TablePlan) -> str:
 def _show_forecast(plan: Plan, console: Console) -> None:
     made = plan.forecast
     if made is None:
-        console.print("edited since it was made, so without a forecast: `holdall plan DIR --edited FILE` makes one")
+        console.print("the plan was edited and is without a forecast: `holdall plan DIR --edited FILE` makes one")
         return
     tiers = table("tier", "may use", "uses", "tables", "optimizer state", "fetched rows", "model", "step", "lookups")
     shares = lookups_by_tier(plan)
@@ -133,14 +133,14 @@ def show_hardware(hardware: Hardware, console: Console | None = None) -> None:
         parts = (cost.lookup.per_lookup, cost.lookup.per_row, cost.update.per_lookup, cost.update.per_row)
         steps.add_row(name, str(cost.dim), *(f"{part * 1e9:.3g} ns" for part in parts))
     console.print(steps)
-    console.print("[dim]of tensor trains, a row stands for one product of the chain[/dim]")
+    console.print("[dim]for tensor trains, a row is one product of the chain[/dim]")
     fastest = max(hardware.layers, key=lambda layer: _flops(layer))
-    told = [f"layers up to {_flops(fastest) / 1e9:.0f} GFLOP/s", f"overlap {hardware.overlap:.0%}"]
+    facts = [f"layers up to {_flops(fastest) / 1e9:.0f} GFLOP/s", f"overlap {hardware.overlap:.0%}"]
     for name, line in hardware.copy.items():
-        told.append(f"{name.replace('_', ' ')} {1 / line.each / 1e9:.1f} GB/s" if line.each else name)
+        facts.append(f"{name.replace('_', ' ')} {1 / line.each / 1e9:.1f} GB/s" if line.each else name)
     if hardware.collectives is not None:
-        told.append(f"{hardware.collectives.world_size} processes over {hardware.collectives.backend}")
-    console.print("; ".join(told))
+        facts.append(f"{hardware.collectives.world_size} processes over {hardware.collectives.backend}")
+    console.print("; ".join(facts))
     for note in hardware.notes:
         console.print(f"[yellow]note:[/yellow] {note}")
 
@@ -150,5 +150,5 @@ def _rate(seconds: float) -> str:
 
 
 def _flops(layer: Layer) -> float:
-    """Of a layer, forward and backward, a second; the best of its sizes."""
+    """FLOP a second of a layer, forward and backward, at its best batch size."""
     return max(6 * layer.inputs * layer.outputs * int(size) / max(t, 1e-12) for size, t in layer.seconds.items())

@@ -23,7 +23,7 @@ from holdall.planning.machine.transfer_path import PINNED, PINNED_DURING_STEPS
 from holdall.planning.messages import dense_message, two_fold_messages
 from holdall.planning.plan import STAGES, TablePlan
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
-from holdall.planning.table_cost import chain_of, swept, table_costs
+from holdall.planning.table_cost import chain_of, parameter_ratio, table_costs
 from holdall.planning.workload import DenseWork
 from holdall.tables import Dense, HotCold, Method
 from holdall.tiers.host_rows import RESIDENT_BYTES, exceeds_resident
@@ -85,7 +85,7 @@ class Problem:
         lookup, update = self._costs[key]
         if num_rows is None or self.hardware.device != "cpu":
             return lookup, update
-        size = swept(self.hardware.tables, method, num_rows, self.dim)
+        size = parameter_ratio(self.hardware.tables, method, num_rows, self.dim)
         return replace(lookup, base=lookup.base * size), replace(update, base=update.base * size)
 
     def row_seconds(self, tier: str) -> float:

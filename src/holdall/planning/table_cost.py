@@ -1,4 +1,4 @@
-"""What looking up and updating a table costs, by how it is stored: measured rates carried over to other settings."""
+"""Cost model of tables: seconds of lookup and update by method, scaled from measured settings to others."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from holdall.planning.machine.hardware import Cost, TableCost
 from holdall.tables import Dense, Frobenius, Method, TensorRing, TensorTrain, method_from_json
 
 COMPRESSED_ROWS = 2_000_000
-"""Rows of the compressed tables that are measured."""
+"""Rows of the compressed tables that `holdall hardware` measures."""
 
 
 def table_costs(known: Sequence[TableCost], method: Method, dim: int, optimizer: str) -> tuple[Cost, Cost]:
-    """Lookup, and backward with update, of a table of this method and dim."""
+    """Cost of the lookup, and of the backward with update, of a table of this method and dim."""
     kind = "tensor_train" if isinstance(method, TensorRing) else method.name
     candidates = [cost for cost in known if cost.method["method"] == kind]
     if isinstance(method, Dense):
         candidates = [cost for cost in candidates if cost.optimizer == optimizer]
-    elif not candidates:  # not among those that are measured: the dearest that have no chain of products
+    elif not candidates:  # not measured: the slowest methods without a chain of products
         candidates = [c for c in known if c.method["method"] in ("frobenius", "robe", "memcom", "mixed_dimension")]
     if not candidates:
         raise ConfigError(
             f"the hardware file has no rate for {method.name} tables with {optimizer}: measure again with "
             f"`holdall hardware`"
         )
-    if isinstance(method, TensorTrain | TensorRing):  # counted in products, whatever its rank and dim
+    if isinstance(method, TensorTrain | TensorRing):  # its cost is counted in products, for any rank and dim
         nearest = _nearest(candidates, method, dim)
         return nearest.lookup, nearest.update
     settings = candidates[0].method
@@ -42,7 +42,7 @@ def table_costs(known: Sequence[TableCost], method: Method, dim: int, optimizer:
 
 
 def _nearest(costs: Sequence[TableCost], method: TensorTrain | TensorRing | Frobenius, dim: int) -> TableCost:
-    """The measured table whose rank and dim are nearest."""
+    """The measured table with the nearest rank and dim."""
 
     def distance(cost: TableCost) -> float:
         return abs(math.log(cost.method["rank"] / method.rank)) + abs(math.log(cost.dim / dim))
@@ -50,11 +50,11 @@ def _nearest(costs: Sequence[TableCost], method: TensorTrain | TensorRing | Frob
     return min(costs, key=distance)
 
 
-def swept(known: Sequence[TableCost], method: Method, num_rows: int, dim: int) -> float:
-    """How many times the parameters of the measured table a table has, if a step goes through all of them.
+def parameter_ratio(known: Sequence[TableCost], method: Method, num_rows: int, dim: int) -> float:
+    """Parameters of a table over those of the measured one, where a step reads all parameters; 1 elsewhere.
 
-    On a CPU it does for tensor trains and rings, whose middle cores are multiplied as a whole, and for Frobenius
-    tables, whose gradients are dense: what does not grow with the lookups grows with this. 1 for all others.
+    On a CPU, a step reads all of them for tensor trains and rings, whose middle cores are multiplied whole, and for
+    Frobenius tables, whose gradients are dense. The base cost of those, which lookups do not change, is scaled by this.
     """
     if not isinstance(method, TensorTrain | TensorRing | Frobenius):
         return 1.0
@@ -65,7 +65,7 @@ def swept(known: Sequence[TableCost], method: Method, num_rows: int, dim: int) -
 
 
 def _at_dim(costs: Sequence[TableCost], dim: int, which: Callable[[TableCost], Cost]) -> Cost:
-    """Between measured dims on a straight line; beyond them, in proportion to the dim."""
+    """Linear interpolation between measured dims; beyond the largest in proportion, below the smallest constant."""
     ordered = sorted(costs, key=lambda cost: cost.dim)
     if dim >= ordered[-1].dim:
         return which(ordered[-1]).scaled(dim / ordered[-1].dim)
@@ -77,13 +77,13 @@ def _at_dim(costs: Sequence[TableCost], dim: int, which: Callable[[TableCost], C
 
 
 def _products(method: Method, dim: int) -> float:
-    """Multiplications of a row, by which settings of the Frobenius method are compared."""
+    """Multiplications of a row, which scale the cost between settings of the Frobenius method."""
     return method.rank * (2 * method.terms + dim) if isinstance(method, Frobenius) else float(dim)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Products of a tensor train: those of a prefix, which ids with the same leading digits share, and of a row."""
+    """Products of a tensor train's chain: of a prefix, which ids with the same leading digits share, and of a row."""
 
     block: int
     """Consecutive ids that share a prefix."""

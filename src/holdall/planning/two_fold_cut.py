@@ -1,21 +1,22 @@
-"""The cut of two-fold: how many rows of each table every process keeps, so that a step's exchange is shortest.
+"""Choice of the cut between hot and cold rows in two-fold: the hot rows of each table that every process replicates.
 
-    cut = choose_cut(counts, num_samples, row_bytes=64, batch_size=2048, world_size=4, links=hardware.collectives,
-                     budget=10**8, **cold_work(hardware, held_bytes=68), held_bytes=68)
+    cut = choose_cut(lookups, row_bytes=64, batch_size=2048, world_size=4, links=hardware.collectives, budget=10**8,
+                     stored_bytes=68, **cold_row_costs(hardware, stored_bytes=68))
     cut.hot_rows          # by table
     cut.shares()          # of the exchange's seconds, by kind of message
 
-A cold row costs its ids, its row and its gradient in all-to-alls whenever a process touches it, so with probability
-p = 1 - (1 - q)^n in n lookups a step. A hot one costs its gradient in every all-reduce, touched or not; or, where
-fewer bytes are sent by gathering those touched, W - 1 times its gradient with probability p. Either way a row with a
-larger p is worth more as a hot one, whichever table it is of: rows of all tables are taken in the order of p, and what
-is searched is how many. The seconds of all cuts along that order are predicted, and the first least one is taken.
+A cold row sends its id, its values and its gradient in all-to-alls in each step in which a process touches it: with
+probability p = 1 - (1 - q)^n, for n lookups a step. A hot row sends its gradient in every all-reduce, touched or not;
+or, where gathering the touched rows sends fewer bytes, W - 1 times its gradient with probability p. Either way a row
+with a larger p gains more from being hot, whichever table it is in. So the rows of all tables are sorted by p, and only
+the number of hot rows is searched: the seconds of every cut along that order are predicted, and the first minimum is
+chosen.
 
-By bytes alone there is little to choose: a row that every process touches in every step sends 2 (W - 1) / W (r + 4) as
-a hot one and (W - 1) / W (2 r + 4) as a cold one. What decides are the rates: how fast all-reduce and all-to-all are
-at these sizes, how long the shortest all-reduce takes, and the work on cold rows beside sending them: to find which
-rows a batch needs (`lookup_seconds` for each lookup of a cold row; popular rows have many) and to read and write them
-at their owner (`row_seconds` for each distinct one).
+Bytes alone hardly differ: a row that every process touches in every step sends 2 (W - 1) / W (r + 4) bytes when hot and
+(W - 1) / W (2 r + 4) when cold. The rates decide: the seconds of all-reduce and all-to-all at these sizes, the latency
+of the shortest all-reduce, and the work on cold rows beside the exchange: finding the rows that a batch needs
+(`lookup_seconds` for each lookup of a cold row; popular rows have many) and reading and writing them at their owner
+(`row_seconds` for each distinct row).
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ from holdall.common.errors import ConfigError
 from holdall.planning.collective_cost import Links, Message, wire_share
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Collectives, Hardware, Line, interpolate
-from holdall.planning.messages import index_bytes, longest, replicated_bytes, sent_by_kind, two_fold_messages
+from holdall.planning.messages import expected_maximum, index_bytes, replicated_bytes, sent_by_kind, two_fold_messages
 
 Array = npt.NDArray[Any]
 
 TOUCHED = 0.95
-"""Without measured links, rows that a process touches in this share of its steps are hot: as hot ones they send at most
-about a twentieth more bytes than as cold ones, and nobody waits for them before the lookup."""
+"""Without measured links, rows that a process touches in this share of its steps are hot: then they send at most about
+a twentieth more bytes than as cold rows, and no lookup waits for them."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Hot rows of each table, and what the exchange of a step is then expected to take."""
+    """Hot rows of each table, and the expected messages and seconds of the exchange of a step."""
 
     hot_rows: dict[str, int]
     messages: tuple[Message, ...]
     seconds: dict[str, float] | None
-    """Of a step's exchange by kind of message; None where links were not measured."""
+    """Seconds of a step's exchange by kind of message; None where links were not measured."""
     reason: str
-    """Why it is this one, for people."""
+    """Reason for this cut, for messages."""
 
     @property
     def sent(self) -> dict[str, float]:
@@ -57,66 +58,31 @@ class Cut:
         return sent_by_kind(self.messages)
 
     def shares(self) -> dict[str, float]:
-        """Each kind's share of the seconds; of the bytes where links were not measured."""
+        """Share of each kind in the seconds; in the bytes where links were not measured."""
         parts = self.sent if self.seconds is None else self.seconds
         total = sum(parts.values())
         return {kind: part / total if total else 0.0 for kind, part in parts.items()}
 
     def describe(self) -> str:
-        """A line for people: how many rows are hot, what the exchange is made of, and why."""
+        """One line with the number of hot rows, the parts of the exchange, and the reason."""
         parts = sorted(self.shares().items(), key=lambda part: -part[1])
-        told = ", ".join(f"{kind.replace('_', ' ')} {share:.0%}" for kind, share in parts if share >= 0.005)
+        kinds = ", ".join(f"{kind.replace('_', ' ')} {share:.0%}" for kind, share in parts if share >= 0.005)
         of = "bytes sent" if self.seconds is None else "exchange"
         hot, tables = sum(self.hot_rows.values()), sum(rows > 0 for rows in self.hot_rows.values())
-        return f"{hot:,} hot rows of {tables} tables on every process; {of}: {told or 'nothing'}; {self.reason}"
+        return f"{hot:,} hot rows of {tables} tables on every process; {of}: {kinds or 'nothing'}; {self.reason}"
 
 
-def choose_cut(
-    counts: Mapping[str, Array],
-    num_samples: int,
-    *,
-    row_bytes: int,
-    batch_size: int,
-    world_size: int,
-    links: Links | Collectives | None = None,
-    budget: int | None = None,
-    held_bytes: int | None = None,
-    row_seconds: float = 0.0,
-    lookup_seconds: float = 0.0,
-) -> Cut:
-    """The cut with the shortest predicted exchange, work on cold rows included.
-
-    `counts` are the lookups of every row of a table among `num_samples` samples, in the order of ids; `row_bytes` is
-    what a row takes on the wire, `batch_size` the samples of one process. All hot rows take at most `budget` bytes at
-    `held_bytes` each (a row with its optimizer state; `row_bytes` when None). `links` are measured rates, such as
-    `hardware.collectives`: without them rows are hot that a process touches in `TOUCHED` of its steps. `cold_work` has
-    the seconds of the work on cold rows. Processes that must agree take the cut of one of them: rates may differ.
-    """
-    lookups = {name: Lookups.from_counts(rows, num_samples) for name, rows in counts.items()}
-    return cut_lookups(
-        lookups,
-        row_bytes=row_bytes,
-        batch_size=batch_size,
-        world_size=world_size,
-        links=links,
-        budget=budget,
-        held_bytes=held_bytes,
-        row_seconds=row_seconds,
-        lookup_seconds=lookup_seconds,
-    )
-
-
-def cold_work(hardware: Hardware, held_bytes: int) -> dict[str, float]:
-    """`row_seconds` and `lookup_seconds` of `choose_cut`, for rows of so many bytes with their optimizer state."""
+def cold_row_costs(hardware: Hardware, stored_bytes: int) -> dict[str, float]:
+    """`row_seconds` and `lookup_seconds` of `choose_cut`, for rows of `stored_bytes` with their optimizer state."""
     seconds = 0.0
     for lines, copy in ((hardware.gather, "to_device_pinned"), (hardware.scatter, "to_host_pinned")):
         points = sorted((int(size), line.each) for size, line in lines["host"].items())
-        seconds += interpolate([size for size, _ in points], [each for _, each in points], held_bytes)
-        seconds += held_bytes * hardware.copy.get(copy, Line()).each  # nothing is copied where the device is the CPU
+        seconds += interpolate([size for size, _ in points], [each for _, each in points], stored_bytes)
+        seconds += stored_bytes * hardware.copy.get(copy, Line()).each  # nothing is copied where the device is the CPU
     return {"row_seconds": seconds, "lookup_seconds": hardware.find.per_row}
 
 
-def cut_lookups(
+def choose_cut(
     lookups: Mapping[str, Lookups],
     *,
     row_bytes: int,
@@ -124,18 +90,25 @@ def cut_lookups(
     world_size: int,
     links: Links | Collectives | None = None,
     budget: int | None = None,
-    held_bytes: int | None = None,
+    stored_bytes: int | None = None,
     row_seconds: float = 0.0,
     lookup_seconds: float = 0.0,
 ) -> Cut:
-    """`choose_cut` from groups of rows with equal counts."""
+    """The cut with the shortest predicted exchange, work on cold rows included.
+
+    `row_bytes` are the bytes of a row in a message, `batch_size` the samples of one process. All hot rows take at most
+    `budget` bytes at `stored_bytes` each (a row with its optimizer state; `row_bytes` when None). `links` are measured
+    rates, such as `hardware.collectives`; without them, rows are hot that a process touches in `TOUCHED` of its steps.
+    `cold_row_costs` gives the seconds of the work on cold rows. Rates may differ between hosts: processes use the cut
+    of one of them.
+    """
     for name, value in {"row_bytes": row_bytes, "batch_size": batch_size, "world_size": world_size}.items():
         if value < 1:
             raise ConfigError(f"{name} must be at least 1 to choose hot rows, not {value}")
     if budget is not None and budget < 0:
-        raise ConfigError(f"the budget for hot rows must not be below 0, and is {budget}")
+        raise ConfigError(f"the budget for hot rows must be 0 or more, not {budget}")
     links = Links(links) if isinstance(links, Collectives) else links
-    most = None if budget is None else budget // (held_bytes or row_bytes)
+    most = None if budget is None else budget // (stored_bytes or row_bytes)
     order = _Order.of(lookups, batch_size, most)
     total = sum(known.distinct(batch_size) for known in lookups.values())
     num_rows = sum(known.num_rows for known in lookups.values())
@@ -144,7 +117,7 @@ def cut_lookups(
     elif links is None:
         place = int(np.searchsorted(-order.touched, -TOUCHED, side="right"))
         reason = (
-            f"links were not measured: hot are rows that a process touches in {TOUCHED:.0%} of its steps (measure with "
+            f"links were not measured: rows are hot that a process touches in {TOUCHED:.0%} of its steps (measure with "
             f"`torchrun --nproc-per-node {world_size} -m holdall hardware`)"
         )
     else:
@@ -166,10 +139,10 @@ def cut_lookups(
 
 
 def _seconds(order: _Order, cold: Array, num_rows: int, row_bytes: int, world_size: int, links: Links) -> Array:
-    """[K] what `two_fold_messages` take at every cut, but for those of sizes, which are the same at all."""
+    """[K] seconds of `two_fold_messages` at every cut, without those of sizes, which are the same at all cuts."""
     id_bytes = index_bytes(num_rows / world_size)
     found = links.all_to_all(id_bytes * cold, world_size) + 2 * links.all_to_all(row_bytes * cold, world_size)
-    touched = longest(order.mean, order.variance, world_size)
+    touched = expected_maximum(order.mean, order.variance, world_size)
     whole, part = replicated_bytes(order.rows, touched, row_bytes)
     gathers = part * wire_share("all_gather", world_size) <= whole * wire_share("all_reduce", world_size)
     hot = np.where(gathers, links.all_gather(part, world_size), links.all_reduce(whole, world_size))
@@ -178,7 +151,7 @@ def _seconds(order: _Order, cold: Array, num_rows: int, row_bytes: int, world_si
 
 @dataclass(frozen=True)
 class _Order:
-    """Rows of all tables in the order of their worth, group by group; cut k has the first k groups hot."""
+    """Groups of rows of all tables, sorted by the probability of being touched; at cut k the first k groups are hot."""
 
     names: list[str]
     table: Array
@@ -186,16 +159,16 @@ class _Order:
     size: Array
     """[K] rows of each group."""
     touched: Array
-    """[K] probability that a process touches a row of the group, falling; of worth where ids are not in order."""
+    """[K] probability that a process touches a row of the group, made non-increasing where ids are not sorted by it."""
     rows: Array
-    """[K + 1] hot rows at each cut, and so the following."""
+    """[K + 1] hot rows at each cut; the arrays below have the same shape."""
     mean: Array
-    """Those of them that a process touches, on average."""
+    """Hot rows that a process touches, on average."""
     variance: Array
     lookups: Array
-    """Lookups of a process that go to them."""
+    """Lookups of hot rows, of one process."""
     cut_short: bool
-    """Whether more rows would have been worth something."""
+    """Whether the budget excludes rows that are looked up."""
 
     @classmethod
     def of(cls, lookups: Mapping[str, Lookups], batch_size: int, most: int | None) -> _Order:

@@ -21,9 +21,10 @@ from holdall.distributed.two_fold_pack import TwoFoldPack
 from holdall.embedding.bags import module_name
 from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers, RowGroup
+from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
-from holdall.planning.two_fold_cut import Cut, choose_cut, cold_work
+from holdall.planning.two_fold_cut import Cut, choose_cut, cold_row_costs
 from holdall.popularity.hot_rows import ranked_rows
 from holdall.tiers.placement import move_dense_part
 from holdall.training.strategies.base import DeviceBatches, Segment
@@ -73,16 +74,16 @@ class TwoFoldStrategy(ProcessStrategy):
         world_size = self.processes.world_size
         hardware = None if self.config.placement.hardware is None else Hardware.load(self.config.placement.hardware)
         num_rows = sum(model.bags.table(name).num_rows for name in packed)
+        counts = lookups_of(packed, self.config, self.data)
         return choose_cut(
-            lookups_of(packed, self.config, self.data),
-            len(self.data),
+            {name: Lookups.from_counts(rows, len(self.data)) for name, rows in counts.items()},
             row_bytes=model.bags.dim * 4,
             batch_size=max(1, self.config.batch_size // world_size),
             world_size=world_size,
             links=None if hardware is None else hardware.collectives,
             budget=num_rows * row_bytes // world_size,  # no more than a process has of the other rows
-            held_bytes=row_bytes,
-            **({} if hardware is None else cold_work(hardware, row_bytes)),
+            stored_bytes=row_bytes,
+            **({} if hardware is None else cold_row_costs(hardware, row_bytes)),
         )
 
     def attach(self, optimizers: Optimizers) -> None:
