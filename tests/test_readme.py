@@ -87,7 +87,7 @@ def test_every_result_has_a_run_card() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
 def test_every_shipped_config_parses(path: Path) -> None:
     if path.name.startswith("table-"):
-        from holdall.data.formats.custom import load_layout
+        from holdall.data.formats.table import load_layout
 
         assert load_layout(path)
     elif path.name.startswith("prepare-"):

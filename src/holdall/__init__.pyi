@@ -31,8 +31,8 @@ from holdall.planning.machine.hardware import Hardware as Hardware
 from holdall.planning.machine.measure import hardware as hardware
 from holdall.planning.plan import Plan as Plan
 from holdall.planning.planner import plan as plan
-from holdall.popularity.measure import ProfileConfig as ProfileConfig
-from holdall.popularity.measure import profile as profile
+from holdall.popularity.profiling import ProfileConfig as ProfileConfig
+from holdall.popularity.profiling import profile as profile
 from holdall.popularity.order import OrderConfig as OrderConfig
 from holdall.popularity.order import order as order
 from holdall.popularity.profile import Profile as Profile

@@ -15,8 +15,8 @@ from holdall.common.errors import ConfigError, HoldallError, MissingDependencyEr
 from holdall.common.settings import overlay, read_toml
 from holdall.data.prepare import PrepareConfig
 from holdall.planning.config import PlanConfig
-from holdall.popularity.measure import ProfileConfig
 from holdall.popularity.order import OrderConfig
+from holdall.popularity.profiling import ProfileConfig
 from holdall.training.config import TrainConfig
 
 try:
@@ -65,8 +65,8 @@ def profile(
         dim: Width of a table row in float32 numbers, for the bytes of hot rows.
         json: Print the profile as JSON on stdout.
     """
-    from holdall.popularity.measure import profile as run
-    from holdall.popularity.show import show
+    from holdall.popularity.profiling import profile as run
+    from holdall.popularity.render import show
     from holdall.report.popularity import figures as draw
 
     if dim < 1:

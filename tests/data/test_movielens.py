@@ -13,7 +13,7 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import load_id_maps
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.data.schema import Schema
 from tests.data.raw_files import read_map, read_split, write_lines
 

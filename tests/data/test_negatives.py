@@ -17,7 +17,7 @@ from holdall.data.items import ITEMS_FILE, ItemTable
 from holdall.data.loader import Loader
 from holdall.data.negatives import NegativeSampling, Positives, draw_candidates, draw_negatives, training_loader
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate_ranking
 from holdall.training.trainer import train

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.encode import encode_rows
-from holdall.data.formats.custom import load_layout
+from holdall.data.formats.table import load_layout
 from holdall.data.id_map import id_map_path, load_id_maps
 from holdall.data.layout import Layout, RawFeature, TextFormat
 from holdall.data.prepare import PrepareConfig, prepare

@@ -10,7 +10,7 @@ import pytest
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import Positives
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan, Tail
 from holdall.planning.planner import find_limits, make_problem, plan, plan_problem, plan_tables, predict
 from holdall.planning.step_cost import Problem, step_seconds
-from holdall.popularity.measure import profile
+from holdall.popularity.profiling import profile
 from holdall.tables import Dense, Frobenius, HotCold, TensorTrain
 from tests.planning.made_up_hardware import ELSEWHERE, hardware, lookups, schema_of, slow_files
 

@@ -25,7 +25,7 @@ from holdall.data.dataset import DataSet, read_columns
 from holdall.data.encode import Encoder, encode_rows
 from holdall.data.id_map import IdMap, id_map_path, load_id_maps
 from holdall.data.prepare import PrepareConfig, prepare
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.popularity import renumber

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdall.data.columns import Ragged
 from holdall.data.splits import hash_numbers
 from holdall.popularity.sketch import DistinctSample, HeavyHitters
-from holdall.popularity.stream import FeatureStream, RowReservoir
+from holdall.popularity.stream_counts import FeatureStream, RowReservoir
 from tests.popularity.planted_sets import zipf
 
 

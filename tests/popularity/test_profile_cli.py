@@ -12,7 +12,7 @@ from rich.console import Console
 import holdall
 from holdall import Profile, ProfileConfig
 from holdall.cli import main
-from holdall.popularity.show import show
+from holdall.popularity.render import show
 
 
 def test_writes_shows_and_draws(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import holdall
 from holdall import Profile, ProfileConfig, Schema
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.synthetic import preset, write_tsv
-from holdall.popularity.raw import copy_sample
+from holdall.popularity.raw_stream import copy_sample
 from tests.data.raw_files import criteo_line, write_lines
 
 

@@ -13,7 +13,7 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.optim.optimizers import NAMES
-from holdall.popularity.measure import profile
+from holdall.popularity.profiling import profile
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import read_metrics

@@ -14,7 +14,7 @@ from holdall.data.arrow_files import write_split_file
 from holdall.data.columns import offsets_of
 from holdall.data.dataset import DataSet
 from holdall.data.items import ItemTable
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.data.schema import Feature, Schema, Split
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig

@@ -18,7 +18,7 @@ COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 @dataclass(frozen=True)
-class Block:
+class TextBlock:
     """Whole records of a text file, each ending in a newline."""
 
     data: bytes
@@ -35,7 +35,7 @@ def last_line_end(data: bytes) -> int:
 
 def read_blocks(
     path: Path, block_bytes: int = BLOCK_BYTES, last_record_end: Callable[[bytes], int] = last_line_end
-) -> Iterator[Block]:
+) -> Iterator[TextBlock]:
     """Blocks of about `block_bytes`, cut where `last_record_end` says; the last line needs no newline."""
     rest, line = b"", 1
     for data, position in _read_chunks(path, block_bytes):
@@ -44,7 +44,7 @@ def read_blocks(
         rest = data[cut:]
         if cut:
             data = data[:cut]
-            yield Block(data, line, position)
+            yield TextBlock(data, line, position)
             line += data.count(b"\n")
         if len(rest) > MAX_RECORD_BYTES:
             raise DataError(
@@ -52,7 +52,7 @@ def read_blocks(
                 f"is it a text file with newline endings, and are its quotes closed?"
             )
     if rest:
-        yield Block(rest + b"\n", line, path.stat().st_size)
+        yield TextBlock(rest + b"\n", line, path.stat().st_size)
     elif line == 1:
         raise DataError(f"{path} is empty: leave it out, or put the rows it should hold into it")
 

@@ -25,7 +25,7 @@ from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.items import ItemTable
 from holdall.data.layout import Layout, RawDense, RawFeature
 from holdall.data.negatives import Positives, draw_candidates, repeated
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.data.raw_data import RawData, no_rows
 from holdall.data.rows import Refused, Rows, import_polars
 from holdall.data.schema import Schema

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from holdall.common.errors import ConfigError, DataError, HoldallError
 from holdall.common.files import atomic_folder, refuse_existing
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
-from holdall.data.formats.custom import parse_positive
 from holdall.data.formats.registry import FORMATS
+from holdall.data.formats.table import parse_positive
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars

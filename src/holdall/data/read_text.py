@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.worker_thread import prefetched
-from holdall.data.blocks import BLOCK_BYTES, Block, last_line_end, read_blocks
+from holdall.data.blocks import BLOCK_BYTES, TextBlock, last_line_end, read_blocks
 from holdall.data.layout import Layout, TextFormat
 from holdall.data.records import Records, check_records, last_even_newline
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
@@ -76,16 +76,16 @@ def parse(
     return Rows(frame, numbers, sorted(refused, key=lambda row: row.line), num_rows, position)
 
 
-def without_mark(blocks: Iterator[Block], text: TextFormat) -> Iterator[Block]:
+def without_mark(blocks: Iterator[TextBlock], text: TextFormat) -> Iterator[TextBlock]:
     """Drop the byte order mark that some programs put before UTF-8 text."""
     first = next(blocks)
     if first.data.startswith(codecs.BOM_UTF8) and codecs.lookup(text.encoding).name.startswith("utf-8"):
-        first = Block(first.data.removeprefix(codecs.BOM_UTF8), first.first_line, first.position)
+        first = TextBlock(first.data.removeprefix(codecs.BOM_UTF8), first.first_line, first.position)
     yield first
     yield from blocks
 
 
-def read_header(path: Path, blocks: Iterator[Block], text: TextFormat) -> tuple[list[str], Iterator[Block]]:
+def read_header(path: Path, blocks: Iterator[TextBlock], text: TextFormat) -> tuple[list[str], Iterator[TextBlock]]:
     """The column names of the first line, and the blocks after it."""
     first = next(blocks)
     end = first.data.index(b"\n") + 1
@@ -98,10 +98,10 @@ def read_header(path: Path, blocks: Iterator[Block], text: TextFormat) -> tuple[
     else:
         names = line.split(text.separator)
 
-    def rest() -> Iterator[Block]:
+    def rest() -> Iterator[TextBlock]:
         data = first.data[end:]
         if data:
-            yield Block(data, first.first_line + 1, first.position)
+            yield TextBlock(data, first.first_line + 1, first.position)
         empty = not data
         for block in blocks:
             empty = False

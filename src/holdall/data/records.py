@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from holdall.data.blocks import Block
+from holdall.data.blocks import TextBlock
 from holdall.data.layout import TextFormat
 from holdall.data.rows import Refused
 
@@ -51,7 +51,7 @@ class Records:
         return Records(data, np.cumsum(lengths[keep]), self.lines[keep], self.rows[keep])
 
 
-def check_records(block: Block, text: TextFormat, num_columns: int) -> tuple[Records, list[Refused]]:
+def check_records(block: TextBlock, text: TextFormat, num_columns: int) -> tuple[Records, list[Refused]]:
     """The records of a block in UTF-8, every one with `num_columns` columns, and the refused ones."""
     refused: list[Refused] = []
 
@@ -71,7 +71,7 @@ def check_records(block: Block, text: TextFormat, num_columns: int) -> tuple[Rec
     return refuse(records, wrong_columns(records, text, num_columns)), refused
 
 
-def split_records(block: Block, text: TextFormat) -> Records:
+def split_records(block: TextBlock, text: TextFormat) -> Records:
     """Find where records end: at every newline, or only at those outside quotes when fields may span lines."""
     data = block.data.replace(b"\r\n", b"\n") if b"\r\n" in block.data else block.data
     data = double_quotes(data, text)

@@ -77,7 +77,7 @@ class CompressedEmbedding(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ModelTable:
     """A table in a model, and how to put another in its place."""
 
     name: str
@@ -144,21 +144,21 @@ def compress(
     return CompressionReport(lines, before, after)
 
 
-def _places(model: nn.Module) -> Iterator[_Place]:
+def _places(model: nn.Module) -> Iterator[_ModelTable]:
     """Every uncompressed table of a model."""
     for path, owner in model.named_modules():
         if isinstance(owner, EmbeddingBags):
             for name in dict.fromkeys(owner.features.values()):
                 table = owner.table(name)
                 if isinstance(table, DenseTable):
-                    yield _Place(name, owner, name, table, table.weight)
+                    yield _ModelTable(name, owner, name, table, table.weight)
             continue
         for key, module in owner.named_children():
             if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                yield _Place(f"{path}.{key}" if path else key, owner, key, module, module.weight)
+                yield _ModelTable(f"{path}.{key}" if path else key, owner, key, module, module.weight)
 
 
-def _refuse_unsupported(model: nn.Module, places: Mapping[str, _Place]) -> None:
+def _refuse_unsupported(model: nn.Module, places: Mapping[str, _ModelTable]) -> None:
     owners: dict[int, list[str]] = {}
     for path, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -174,7 +174,7 @@ def _refuse_unsupported(model: nn.Module, places: Mapping[str, _Place]) -> None:
 
 
 def _choose(
-    places: Mapping[str, _Place],
+    places: Mapping[str, _ModelTable],
     budget: str | int | float | None,
     method: str | Method | type[Method] | Mapping[str, Method],
     min_rows: int | None,
@@ -209,7 +209,7 @@ def _choose(
     }
 
 
-def _make(place: _Place, method: Method, *, fit: bool) -> tuple[Table, float | None]:
+def _make(place: _ModelTable, method: Method, *, fit: bool) -> tuple[Table, float | None]:
     weight = place.weight.detach()
     options = place.options()
     if fit:

@@ -12,7 +12,7 @@ from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch, Ids
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
-from holdall.data.ranking import RankingCases
+from holdall.data.ranking_cases import RankingCases
 from holdall.evaluation.metrics import BATCH_SIZE, BinaryMetrics
 from holdall.evaluation.ranking import K, ranking_metrics
 from holdall.models.model import batch_device, evaluating
@@ -20,26 +20,26 @@ from holdall.models.model import batch_device, evaluating
 
 @dataclass(frozen=True)
 class SplitShare:
-    """Which part of a split this process measures, and how the sums of all are added up."""
+    """Part of a split that this process measures, and the sum of results over processes."""
 
     rank: int = 0
     world_size: int = 1
     reduce: Callable[[Tensor], None] = lambda _: None
     """Adds up a tensor over the processes, in place."""
-    bring: Callable[[Ids], None] | None = None
-    """Called before each lookup where rows come from other processes, which all call it equally often."""
+    fetch_rows: Callable[[Ids], None] | None = None
+    """Fetches the rows of a batch from other processes, before its lookup; every process calls it equally often."""
 
     def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
-        """This process's of all ranking cases; with `bring`, equally many batches on each, the last of no cases."""
-        if self.bring is None:
+        """Ranking cases of this process; with `fetch_rows`, every process gets equally many batches, some without cases."""
+        if self.fetch_rows is None:
             yield from itertools.islice(cases, self.rank, None, self.world_size)
             return
         cases = iter(cases)
-        while together := list(itertools.islice(cases, self.world_size)):
-            if self.rank < len(together):
-                yield together[self.rank]
+        while of_all_ranks := list(itertools.islice(cases, self.world_size)):
+            if self.rank < len(of_all_ranks):
+                yield of_all_ranks[self.rank]
             else:
-                batch, counts = together[0]
+                batch, counts = of_all_ranks[0]
                 yield batch.without_samples(), counts[:0]
 
 
@@ -58,8 +58,8 @@ def evaluate_model(
     with evaluating(model), SampleProgress(len(data), label=f"evaluate {data.split}", quiet=quiet) as progress:
         shares = Loader(data, batch_size, shuffle="none", rank=part.rank, world_size=part.world_size)
         for batch in shares.epoch(0):
-            if part.bring is not None:
-                part.bring(batch.ids)
+            if part.fetch_rows is not None:
+                part.fetch_rows(batch.ids)
             if not len(batch):  # fewer rows than processes
                 continue
             batch = batch.to(device)
@@ -73,4 +73,4 @@ def evaluate_model(
 def rank_model(model: nn.Module, data: DataSet, k: int = K, part: SplitShare = SplitShare()) -> dict[str, float]:  # noqa: B008
     """HR@K and NDCG@K of `model` over the ranking cases of a split; see `RankingMetrics.compute`."""
     cases = RankingCases.load(data.folder, data.split).batches(data)
-    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, bring=part.bring)
+    return ranking_metrics(model, part.own(cases), k, reduce=part.reduce, fetch_rows=part.fetch_rows)

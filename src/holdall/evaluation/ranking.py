@@ -94,20 +94,20 @@ def ranking_metrics(
     k: int = K,
     *,
     reduce: Callable[[Tensor], None] | None = None,
-    bring: Callable[[Ids], None] | None = None,
+    fetch_rows: Callable[[Ids], None] | None = None,
 ) -> dict[str, float]:
     """HR@K and NDCG@K of a model; see `RankingMetrics.compute`.
 
     `cases` gives batches of U * C rows, case after case with the positive first, and which of their candidates count
     [U, C]: `RankingCases.batches` of a prepared data set, or `candidate_batches` of arrays. `reduce`
-    adds up the sums of processes that have a part of the cases each; `bring` is called before each lookup.
+    adds up the sums of processes that have a part of the cases each; `fetch_rows` is called before each lookup.
     """
     device = batch_device(model)
     metrics = RankingMetrics(k, device)
     with evaluating(model):
         for batch, counts in cases:
-            if bring is not None:
-                bring(batch.ids)
+            if fetch_rows is not None:
+                fetch_rows(batch.ids)
             if not len(batch):
                 continue
             if isinstance(model, Model):

@@ -23,7 +23,7 @@ from holdall.data.dataset import read_columns
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
 from holdall.data.items import ITEMS_FILE, ItemTable
 from holdall.data.passes import Progress
-from holdall.data.ranking import RankingCases, ranking_path
+from holdall.data.ranking_cases import RankingCases, ranking_path
 from holdall.data.schema import DataFile, Feature, Schema
 from holdall.popularity.bijection import ORDER_FOLDER, Bijection, fingerprint
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdall.common.sizes import readable_bytes
 from holdall.popularity.profile import FeatureProfile, Profile
-from holdall.popularity.show import how_counted
+from holdall.popularity.render import how_counted
 from holdall.popularity.thresholds import hot_bytes
 from holdall.report.svg import Panel, chart
 

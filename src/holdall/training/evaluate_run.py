@@ -15,7 +15,7 @@ from holdall import checkpoint
 from holdall.common.device import pick_device
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
-from holdall.data.ranking import ranking_path
+from holdall.data.ranking_cases import ranking_path
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.evaluation.grouped import grouped_metrics

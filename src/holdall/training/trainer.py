@@ -25,7 +25,7 @@ from holdall.common.folder_lock import locked
 from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.ranking import ranking_path
+from holdall.data.ranking_cases import ranking_path
 from holdall.data.schema import Schema
 from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog, process_group
 from holdall.evaluation.evaluate_model import evaluate_model, rank_model

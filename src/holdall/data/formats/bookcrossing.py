@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdall.data.formats.custom import parse_positive
+from holdall.data.formats.table import parse_positive
 from holdall.data.layout import Layout, Positive, RawFeature, TextFormat
 from holdall.data.raw_data import RawData, find_roles, no_rows
 from holdall.data.read_text import read_text

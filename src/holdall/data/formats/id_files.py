@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import DataError, did_you_mean
-from holdall.data.blocks import Block, read_blocks
+from holdall.data.blocks import TextBlock, read_blocks
 from holdall.data.layout import TextFormat
 from holdall.data.read_text import read_header, without_mark
 from holdall.data.records import check_records
@@ -42,7 +42,7 @@ def read_id_columns(
     for block in blocks:
         if len(separator) > 1:
             data = block.data.replace(separator.encode(), STAND_IN.encode())
-            block = Block(data, block.first_line, block.position)
+            block = TextBlock(data, block.first_line, block.position)
         records, refused = check_records(block, text, len(names))
         numbers = np.zeros((0, len(columns)), dtype=np.int64)
         if len(records):

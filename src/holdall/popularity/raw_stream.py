@@ -1,4 +1,4 @@
-"""Raw files as a stream of hashed ids, whole or sampled, for `stream.py`.
+"""Raw files as a stream of hashed ids, whole or sampled, for `stream_counts.py`.
 
 The rows counted are those that `prepare` would train on with the same options. A sample of plain text files reads only
 parts of them: stretches at random offsets, cut at line ends. Compressed files, Parquet and data sets of several joined
@@ -27,7 +27,7 @@ from holdall.data.rows import Rows, import_polars
 from holdall.data.splits import TRAIN, hash_numbers
 from holdall.popularity.curves import CONFIDENCE
 from holdall.popularity.profile import Profile, Sample, Source, raw_fingerprint
-from holdall.popularity.stream import StreamCount
+from holdall.popularity.stream_counts import StreamCount
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]

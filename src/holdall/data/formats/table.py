@@ -1,4 +1,4 @@
-"""Any CSV or Parquet data through a small TOML schema (`configs/table-example.toml` shows every key).
+"""CSV and Parquet tables with the layout of a small TOML schema (`configs/table-example.toml` shows every key).
 
 The schema names the label, the dense columns and the features; columns it does not name are not read. Unknown keys
 are refused, with the nearest known one suggested.
@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError, did_you_mean
+from holdall.data.formats.criteo import CRITEO
 from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, TextFormat
+from holdall.data.raw_data import RawData
+from holdall.data.read_parquet import SUFFIXES, read_parquet
+from holdall.data.read_text import read_text
+from holdall.data.rows import Rows
 from holdall.data.schema import FeatureKind
+from holdall.data.sources import find_sources
+
+if TYPE_CHECKING:
+    from holdall.data.prepare import PrepareConfig
 
 TRANSFORMS = ("log", "standard", "none")
 TOP_KEYS = {"label": (str, dict), "dense": list, "categorical": list, "bag": list, "sequence": list, "csv": dict}
@@ -31,6 +42,16 @@ CSV_KEYS = {
     "missing": list,
     "multiline": bool,
 }
+
+
+def open_table(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
+    """CSV and Parquet files with the layout of the TOML schema, or Criteo's where there is none."""
+    layout = CRITEO if config.schema is None else load_layout(config.schema)
+    return RawData(layout=layout, files=find_sources(sources, out), read=partial(read_table, layout=layout))
+
+
+def read_table(path: Path, layout: Layout) -> Generator[Rows]:
+    return read_parquet(path, layout) if path.suffix in SUFFIXES else read_text(path, layout)
 
 
 def load_layout(path: str | Path) -> Layout:

@@ -19,10 +19,10 @@ from holdall.data.passes import Progress, SplitRule
 from holdall.data.prepare import PrepareConfig, progress_bar
 from holdall.data.rows import import_polars
 from holdall.data.schema import SCHEMA_FILE
-from holdall.popularity.count import UNORDERED_FORMATS, is_ordered, profile_prepared
+from holdall.popularity.prepared_counts import UNORDERED_FORMATS, is_ordered, profile_prepared
 from holdall.popularity.profile import Profile
-from holdall.popularity.raw import RawStream, profile_raw
-from holdall.popularity.stream import COUNTERS
+from holdall.popularity.raw_stream import RawStream, profile_raw
+from holdall.popularity.stream_counts import COUNTERS
 
 
 @dataclass(frozen=True, kw_only=True)

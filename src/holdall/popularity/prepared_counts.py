@@ -40,7 +40,7 @@ UNORDERED_FORMATS = ("movielens", "taobao", "yelp", "bookcrossing", "synthetic")
 
 
 @dataclass(frozen=True)
-class Block:
+class RowBlock:
     """Rows start..stop, and the window they belong to."""
 
     start: int
@@ -54,21 +54,21 @@ def is_ordered(source: dict[str, Any]) -> bool:
     return source.get("format") not in UNORDERED_FORMATS
 
 
-def choose_blocks(num_rows: int, windows: int, sample: float | None, seed: int) -> list[Block]:
+def choose_blocks(num_rows: int, windows: int, sample: float | None, seed: int) -> list[RowBlock]:
     """All rows in blocks, or blocks drawn at random without replacement, alike many from every window."""
     rows = BLOCK_ROWS
     if sample is not None:
         rows = int(np.clip(num_rows * sample / SAMPLE_BLOCKS, 1, SAMPLE_BLOCK_ROWS))
     edges = np.linspace(0, num_rows, windows + 1).astype(np.int64)
     rng = np.random.default_rng(seed)
-    blocks: list[Block] = []
+    blocks: list[RowBlock] = []
     for window, (first, last) in enumerate(pairwise(edges.tolist())):
         starts = np.arange(first, last, rows)
         if sample is not None:
             wanted = int(np.clip(round(len(starts) * sample), 1, len(starts)))
             starts = np.sort(rng.choice(starts, wanted, replace=False))
         for start in starts.tolist():
-            blocks.append(Block(start, min(start + rows, last), window, len(blocks)))
+            blocks.append(RowBlock(start, min(start + rows, last), window, len(blocks)))
     return blocks
 
 
@@ -155,7 +155,7 @@ class PreparedCount:
                     f"read of split '{self.data.split}', so it has no popularity: {cure}leave it out of the data set"
                 )
 
-    def _check(self, feature: FeatureCounts, ids: Array, block: Block) -> None:
+    def _check(self, feature: FeatureCounts, ids: Array, block: RowBlock) -> None:
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(feature.window)):
             name = self.data.schema.features[self.features.index(feature)].name
             wrong = ids[(ids < 0) | (ids >= len(feature.window))][0]
@@ -220,7 +220,7 @@ class PreparedCount:
             tables[table] = tables[table] + counted.counts[half] if table in tables else counted.counts[half]
         return tables
 
-    def _lookups(self, block: Block) -> Iterator[tuple[Array, Array | None]]:
+    def _lookups(self, block: RowBlock) -> Iterator[tuple[Array, Array | None]]:
         """Ids of every feature in schema order, with the offsets of bags; views of the file where they can be."""
         return lookups_of(self.data.columns(block.start, block.stop), [f.one_hot for f in self.data.schema.features])
 
