@@ -31,11 +31,11 @@ from holdall.planning.machine.hardware import Hardware as Hardware
 from holdall.planning.machine.measure import hardware as hardware
 from holdall.planning.plan import Plan as Plan
 from holdall.planning.planner import plan as plan
-from holdall.popularity.profiling import ProfileConfig as ProfileConfig
-from holdall.popularity.profiling import profile as profile
 from holdall.popularity.order import OrderConfig as OrderConfig
 from holdall.popularity.order import order as order
 from holdall.popularity.profile import Profile as Profile
+from holdall.popularity.profiling import ProfileConfig as ProfileConfig
+from holdall.popularity.profiling import profile as profile
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Clustered as Clustered
 from holdall.tables import Dense as Dense

@@ -30,7 +30,7 @@ class SplitShare:
     """Fetches the rows of a batch from other processes, before its lookup; every process calls it equally often."""
 
     def own(self, cases: Iterable[tuple[Batch, Tensor]]) -> Iterator[tuple[Batch, Tensor]]:
-        """Ranking cases of this process; with `fetch_rows`, every process gets equally many batches, some without cases."""
+        """Ranking cases of this process; with `fetch_rows`, equally many batches on every rank, some without cases."""
         if self.fetch_rows is None:
             yield from itertools.islice(cases, self.rank, None, self.world_size)
             return
