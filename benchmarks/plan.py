@@ -422,8 +422,8 @@ def run(arguments: argparse.Namespace, data: Path, folder: Path) -> None:
     known = find_lookups(Schema.load(data), data, None)
     shared = PlanConfig(batch_size=arguments.batch_size, optimizer=arguments.optimizer, prefetch=arguments.prefetch)
     models = {
-        "rmc2": replace(shared, model="rmc2"),
-        "small MLPs": replace(shared, model="dlrm", dim=DIM, bottom=(64,), top=(64,)),
+        "rmc2": shared.replace(model="rmc2"),
+        "small MLPs": shared.replace(model="dlrm", dim=DIM, bottom=(64,), top=(64,)),
     }
     ran = {}
     for name, config in models.items():

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_a_problem(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_plan_says_memory_and_time(data: Path, bag_data: Path, tmp_path: Path) -> None:
-    plan(data, PlanConfig(dim=4, batch_size=128, preset="device"), hardware=hardware()).save(tmp_path / "plan.json")
+    plan(data, PlanConfig.of(dim=4, batch_size=128, preset="device"), hardware=hardware()).save(tmp_path / "plan.json")
     examination = doctor(data, tmp_path / "plan.json")
     fine = found(examination.findings, "fine")
     assert "an epoch of 25 steps should take" in fine

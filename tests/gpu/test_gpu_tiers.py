@@ -179,7 +179,7 @@ def test_hot_batches_and_tables_on_the_host(clicks: Path, tmp_path: Path) -> Non
 def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: Path, tail: str) -> None:
     """A compressed table, one with far rows on the host, and one on the device or with far rows on disk, which threads
     copy meanwhile: a graph, and the bits that it has without one."""
-    settings = PlanConfig(dim=16, bottom=(32,), top=(32,), batch_size=512, preset="device")
+    settings = PlanConfig.of(dim=16, bottom=(32,), top=(32,), batch_size=512, preset="device")
     whole = plan(clicks, settings, hardware=hardware(device="cuda"))
     first, second, third = whole.tables
     tables = (

@@ -80,7 +80,7 @@ def test_a_measured_machine_can_be_planned_for(measured: Hardware, tmp_path: Pat
     assert loaded.gather["disk"]["64"].each > 0  # by the real clock
     rows = {"a": 3000, "b": 20}
     for preset in ("device", "dlrm", "fpd", "tt-rec"):
-        config = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=32, preset=preset)
+        config = PlanConfig.of(dim=8, bottom=(8,), top=(8,), batch_size=32, preset=preset)
         made = plan_tables(schema_of(rows), lookups(rows), config, loaded)
         assert made.forecast is not None
         assert made.forecast.step_seconds > 0
@@ -174,7 +174,7 @@ def test_a_device_that_is_not_there() -> None:
 # --- room on this machine --------------------------------------------------------------------------------------------
 
 ROWS = {"users": 3000, "items": 500}
-CONFIG = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=64)
+CONFIG = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=64)
 
 
 def test_free_memory(tmp_path: Path) -> None:

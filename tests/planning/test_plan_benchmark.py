@@ -25,7 +25,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eight_plans_run_one_after_the_other(clicks: Path, tmp_path: Path) -> None:
-    base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
+    base = PlanConfig.of(dim=8, bottom=(8,), top=(8,), batch_size=128)
     planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
     plans = planning.eight()
     assert len(plans) == 8
@@ -44,7 +44,7 @@ def test_eight_plans_run_one_after_the_other(clicks: Path, tmp_path: Path) -> No
 
 
 def test_what_auto_chooses_is_compared_with_exact_plans_that_fit(clicks: Path, tmp_path: Path) -> None:
-    base = PlanConfig(dim=8, bottom=(8,), top=(8,), batch_size=128)
+    base = PlanConfig.of(dim=8, bottom=(8,), top=(8,), batch_size=128)
     planning = Planning(clicks, find_lookups(Schema.load(clicks), clicks, None), base, hardware())
     found = run_model(planning, clicks, tmp_path / "sides", 1, cpu_time=True).results(planning, cpu_time=True)
     device, auto = found["plans"]["device"], found["plans"]["auto: everything fits"]

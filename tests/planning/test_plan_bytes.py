@@ -25,7 +25,7 @@ from tests.planning.made_up_hardware import hardware, lookups, schema_of
 from tests.tables.cases import CASES
 
 ROWS = {"users": 3000, "items": 500, "hours": 24}
-SMALL = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=64)
+SMALL = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=64)
 
 
 def state_bytes(optimizers: Optimizers) -> int:

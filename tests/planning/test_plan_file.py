@@ -19,7 +19,7 @@ from tests.planning.made_up_hardware import hardware, lookups, schema_of
 
 ROWS = {"users": 3000, "items": 500, "hours": 24}
 SCHEMA = schema_of(ROWS)
-CONFIG = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=64, preset="el-rec", device_memory="100KB")
+CONFIG = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=64, preset="el-rec", device_memory="100KB")
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from holdall.tables import Dense, Frobenius, HotCold, TensorTrain
 from tests.planning.made_up_hardware import ELSEWHERE, hardware, lookups, schema_of, slow_files
 
 ROWS = {"users": 30_000, "items": 5000, "hours": 24}
-SMALL = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=256)
+SMALL = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=256)
 ROW = 8 * 4 + 4
 
 
@@ -313,7 +313,7 @@ def test_presets() -> None:
 
 
 def test_hot_batches(data: Path) -> None:
-    config = PlanConfig(dim=4, bottom=(8,), top=(8,), batch_size=128, preset="dlrm")
+    config = PlanConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=128, preset="dlrm")
     made = plan(data, config, hardware=hardware())
     assert made.forecast is not None
     cap = made.forecast.total("device") + 40_000
@@ -365,14 +365,14 @@ def test_sizes_as_people_write_them(size: str) -> None:
 @pytest.mark.parametrize("tier", ["device", "host", "disk"])
 def test_sizes_that_are_none(size: str, tier: str) -> None:
     with pytest.raises(ConfigError, match=f"--{tier}-memory: .* is not a size"):
-        PlanConfig(**{f"{tier}_memory": size})  # type: ignore[arg-type]
+        PlanConfig.of(**{f"{tier}_memory": size})  # type: ignore[arg-type]
 
 
 def test_other_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="--prefetch must be at least 0"):
+    with pytest.raises(ConfigError, match="--prefetch must be 0 or more"):
         PlanConfig(prefetch=-1)
     with pytest.raises(ConfigError, match="unknown model 'dlmr'"):
-        PlanConfig(model="dlmr")
+        PlanConfig.of(model="dlmr")
     with pytest.raises(ConfigError, match="--batch-size must be at least 1"):
         PlanConfig(batch_size=0)
     for share in ("2/1", "20", "0", "much"):
@@ -388,7 +388,7 @@ def test_other_settings_that_cannot_be() -> None:
 
 
 def test_a_profile_gives_the_same_plan_as_counting(data: Path, tmp_path: Path) -> None:
-    config = PlanConfig(dim=4, bottom=(8,), top=(8,), batch_size=128, device_memory="60KB", host_memory="1MB")
+    config = PlanConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=128, device_memory="60KB", host_memory="1MB")
     rates = slow_host()
     counted = plan(data, config, hardware=rates)
     profile([str(data)], tmp_path / "popularity.json")
@@ -405,7 +405,7 @@ def _schema(data: Path) -> object:
 
 
 def test_rates_of_another_machine_are_said(data: Path) -> None:
-    config = PlanConfig(dim=4, bottom=(8,), top=(8,), batch_size=128)
+    config = PlanConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=128)
     with pytest.warns(UserWarning, match="measured on another machine .*cpu 'abacus' there"):
         made = plan(data, config, hardware=hardware(machine=ELSEWHERE))
     assert "measure this one with `holdall hardware`" in made.notes[-1]
@@ -431,7 +431,7 @@ def test_the_work_of_planning(count: int, monkeypatch: pytest.MonkeyPatch) -> No
     """Plans weighed, sorts of all rows by worth, and passes over a table's counts: none grow with the tables."""
     known = many_tables(count)
     rows = {name: found.num_rows for name, found in known.items()}
-    config = replace(SMALL, interaction="concat", host_memory=str(sum(rows.values()) * ROW // 3), disk_memory="10GB")
+    config = SMALL.replace(interaction="concat", host_memory=str(sum(rows.values()) * ROW // 3), disk_memory="10GB")
     unplaced = plan_tables(schema_of(rows), known, replace(config, preset="dlrm", host_memory="10GB"), hardware())
     assert unplaced.forecast is not None
     step = unplaced.forecast.total("device")

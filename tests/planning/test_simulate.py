@@ -25,7 +25,7 @@ from holdall.tables import TensorTrain
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
 
 ROWS = {"users": 30_000, "items": 5000, "hours": 24}
-CONFIG = PlanConfig(dim=8, bottom=(16,), top=(16,), batch_size=1024, world_size=4, device_memory="600KB")
+CONFIG = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=1024, world_size=4, device_memory="600KB")
 ROW, STATE = 32, 4
 STRATEGIES: tuple[SimulatedStrategy, ...] = ("two-fold", "row-wise", "table-wise", "data-parallel")
 

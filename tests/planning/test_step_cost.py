@@ -39,7 +39,7 @@ ROWS = {"a": 40_000, "b": 20_000}
 
 
 def problem(**rates: object) -> Problem:
-    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd")
+    config = PlanConfig.of(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd")
     return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, hardware(**rates))
 
 
@@ -148,7 +148,7 @@ def gpu(prefetch: int | None = None) -> Problem:
     rates = {
         name: {**getattr(known, name), PINNED: reached, PINNED_DURING_STEPS: beside} for name in ("gather", "scatter")
     }
-    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
+    config = PlanConfig.of(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
     machine = hardware(device="cuda", find=Cost(1e-5, 0.0, 1e-9), **rates)
     return make_problem(schema_of(ROWS), lookups(ROWS, exponent=0.3), config, machine)
 
@@ -224,7 +224,7 @@ def test_compressed_tables_of_one_kind_share_their_kernels_on_a_gpu() -> None:
 
 
 def test_rates_of_a_gpu_without_its_host_are_refused() -> None:
-    config = PlanConfig(dim=16, bottom=(8,), top=(8,), batch_size=256)
+    config = PlanConfig.of(dim=16, bottom=(8,), top=(8,), batch_size=256)
     old = hardware(device="cuda", captured=None)
     with pytest.raises(ConfigError, match="no rates for steps that are graphs: measure again with `holdall hardware`"):
         make_problem(schema_of(ROWS), lookups(ROWS), config, old)

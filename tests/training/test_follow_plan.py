@@ -28,7 +28,7 @@ SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=
 
 def made(data: Path, path: Path, places: dict[str, dict[str, object]], **changes: object) -> Path:
     """A plan with these places, everything else on the device."""
-    config = PlanConfig(dim=4, bottom=(8,), top=(16,), batch_size=128, preset="device")
+    config = PlanConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, preset="device")
     whole = plan(data, config, hardware=hardware())
     tables = tuple(replace(t, forecast=None, **places.get(t.name, {})) for t in whole.tables)  # type: ignore[arg-type]
     edited = replace(whole, tables=tables, strategy="split", forecast=None, **changes)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def test_a_plan_that_mixes_memory_and_disk_learns_the_same(tmp_path: Path) -> No
     """Made by the planner, for a machine whose memory and disk hold one of two large tables each."""
     data = tmp_path / "data"
     write_prepared(SyntheticConfig(rows=3000, cardinalities=(6000, 1500, 7), num_dense=2, zipf=0.5), data)
-    config = PlanConfig(dim=4, bottom=(8,), top=(16,), batch_size=128)
+    config = PlanConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128)
     bare = plan(data, replace(config, preset="dlrm"), hardware=hardware()).forecast
     assert bare is not None
     config = replace(config, device_memory=str(bare.total("device") + 35_000), host_memory="60KB", disk_memory="125KB")

@@ -6,10 +6,11 @@ Lookups are counted once for the plan and its explanation, and a machine that ha
 from __future__ import annotations
 
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import flag, flat_settings
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.explain import Explanation, explain_table
@@ -61,10 +62,12 @@ def save_plan(plan: Plan, out: Path) -> None:
 
 def _refuse_settings(config: PlanConfig, edited: Path | None) -> None:
     """Refuse settings given beside an edited plan, which has its own: they would be ignored in silence."""
-    for field in fields(config):
-        if getattr(config, field.name) != field.default:
-            flag = f"--{field.name.replace('_', '-')}"
-            raise ConfigError(f"{flag} does not go with --edited: change it in {edited}, or plan anew without --edited")
+    defaults = flat_settings(PlanConfig())
+    for name, value in flat_settings(config).items():
+        if value != defaults[name]:
+            raise ConfigError(
+                f"{flag(name)} does not go with --edited: change it in {edited}, or plan anew without --edited"
+            )
 
 
 def load_or_measure(given: Path | None) -> Hardware:

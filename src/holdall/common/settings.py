@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from holdall.common.errors import ConfigError, did_you_mean
 
@@ -77,6 +77,27 @@ def _refuse_unknown(written: str, section: str | None, known: Mapping[str, str |
     if section not in (None, known[name]):
         place = "before the first section" if known[name] is None else f"in [{known[name]}]"
         raise ConfigError(f"{where}: setting '{written}' does not belong in [{section}]: write it {place}")
+
+
+class Settings:
+    """Base of dataclasses of settings with parts."""
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Settings given by name, without their parts: `TrainConfig.of(strategy="split", hot_bytes="256MB")`."""
+        return with_settings(cls(), settings)
+
+    def replace(self, **settings: Any) -> Self:
+        """These settings with some changed, by name, without their parts: `config.replace(hot_bytes="1GB")`."""
+        return with_settings(self, settings)
+
+    def check_parts(self) -> None:
+        """Raise if a part is not of its class, such as the `"rmc2"` of `TrainConfig(model="rmc2")`."""
+        for name, part in parts_of(type(self)).items():
+            value = getattr(self, name)
+            if not isinstance(value, part):
+                cure = f"write {type(self).__name__}.of({name}={value!r})"
+                raise ConfigError(f"{name} takes {part.__name__}, not {value!r}: {cure}")
 
 
 def with_settings(config: T, changes: Mapping[str, Any]) -> T:

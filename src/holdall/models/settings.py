@@ -49,5 +49,5 @@ class ModelSettings:
 
     def model_settings(self) -> dict[str, Any]:
         """The settings that were given, as JSON has them."""
-        given = {field.name: getattr(self, field.name) for field in fields(ModelSettings)}
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items() if v not in (None, ())}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import Settings, refuse_below
 from holdall.common.sizes import parse_budget, parse_bytes
 from holdall.models.settings import ModelSettings
 from holdall.optim.optimizers import OptimizerConfig, OptimizerName
@@ -14,7 +15,7 @@ from holdall.planning.presets import find_preset
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig(ModelSettings):
+class PlanConfig(Settings):
     """Settings of `holdall plan`."""
 
     device_memory: str | None = None
@@ -36,15 +37,16 @@ class PlanConfig(ModelSettings):
     preset: str = "auto"
     """auto, or a published system: device, dlrm, tt-rec, el-rec, fpd, fae, p2res."""
     allow_compression: str | None = None
-    """Let tails be compressed down to this share of their bytes, such as 1/20, where that is faster; exact when absent,
-    unless nothing else fits."""
+    """Smallest share of its bytes, such as 1/20, that a tail may be compressed to where that is faster.
+    When absent, rows stay exact unless nothing else fits."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
 
     def __post_init__(self) -> None:
-        self.model_config()  # refuses settings that contradict each other
+        self.check_parts()
         OptimizerConfig(name=self.optimizer)
-        for name, least in {"world_size": 1, "batch_size": 1, "prefetch": 0}.items():
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(self, name)}")
+        refuse_below(1, self, "world_size", "batch_size")
+        refuse_below(0, self, "prefetch")
         if self.batch_size % self.world_size:
             raise ConfigError(
                 f"a batch of {self.batch_size} samples does not divide among {self.world_size} processes: make "
@@ -89,4 +91,4 @@ def config_of(made: Plan) -> PlanConfig:
         settings[f"{tier}_memory"] = None if size is None else str(size)
     for name in ("world_size", "batch_size", "optimizer", "precision", "prefetch"):
         settings[name] = getattr(made, name)
-    return PlanConfig(**settings)
+    return PlanConfig.of(**settings)

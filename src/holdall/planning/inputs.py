@@ -48,7 +48,7 @@ def make_problem(
 ) -> Problem:
     """Everything a forecast needs."""
     _refuse_incomplete(hardware)
-    model = config.model_config()
+    model = config.model.model_config()
     tables = model.table_rows(schema)
     features: dict[str, int] = {}
     for feature in schema.features:

@@ -142,7 +142,7 @@ class Planner:
         made = Plan(
             data=self.name,
             fingerprint=self.fingerprint,
-            model=config.model_settings(),
+            model=config.model.model_settings(),
             dim=self.problem.dim,
             batch_size=config.batch_size,
             optimizer=config.optimizer,

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 
 from holdall.common.errors import ConfigError
-from holdall.common.settings import flat_settings, overlay, parts_of, refuse_below, with_settings
+from holdall.common.settings import Settings, flat_settings, overlay, refuse_below
 from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.models.settings import ModelSettings
@@ -39,7 +39,7 @@ from holdall.training.config_parts import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Settings of a training run."""
 
     REMOVED: ClassVar[dict[str, Any]] = {"consistency": "exact"}
@@ -72,10 +72,7 @@ class TrainConfig:
     device: DeviceSettings = field(default_factory=DeviceSettings)
 
     def __post_init__(self) -> None:
-        for name, part in parts_of(type(self)).items():
-            if not isinstance(getattr(self, name), part):
-                value = repr(getattr(self, name))
-                raise ConfigError(f"{name} takes {part.__name__}, not {value}: write TrainConfig.of({name}={value})")
+        self.check_parts()
         refuse_below(1, self, "epochs", "steps", "batch_size", "negatives", "log_every")
         refuse_below(0, self, "seed")
         if self.placement.plan is not None:
@@ -98,15 +95,6 @@ class TrainConfig:
             raise ConfigError(
                 f"--clip-norm needs the norm of all gradients, which no process of --strategy {strategy} has"
             )
-
-    @classmethod
-    def of(cls, **settings: Any) -> Self:
-        """Settings given by name, without their parts: `TrainConfig.of(strategy="split", hot_bytes="256MB")`."""
-        return with_settings(cls(), settings)
-
-    def replace(self, **settings: Any) -> Self:
-        """These settings with some changed, by name, without their parts: `config.replace(hot_bytes="1GB")`."""
-        return with_settings(self, settings)
 
     def build_model(
         self, schema: Schema, *, device: torch.device | str = "cpu", dense_device: torch.device | str | None = None
