@@ -1,6 +1,6 @@
-"""What a number was measured on: versions, hardware, commit. Shared by run folders and benchmark cards.
+"""Environment of a measurement: versions, hardware and commit, for run folders and benchmark cards.
 
-Nothing here names a person, a host or a place: no user, no host name, no absolute path.
+It has no user name, no host name and no absolute path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GIB = 1 << 30
 
 
 def environment() -> dict[str, Any]:
-    """`{"versions": ..., "hardware": ..., "commit": ..., "dirty": ...}`; commit None outside a git checkout of ours."""
+    """`{"versions": ..., "hardware": ..., "commit": ..., "dirty": ...}`; the commit is None outside a git checkout."""
     return {"versions": versions(), "hardware": hardware(), **checkout()}
 
 
@@ -50,10 +50,10 @@ def hardware() -> dict[str, Any]:
 def checkout() -> dict[str, Any]:
     """Commit of the git checkout this package runs from, and whether files differ from it.
 
-    A package installed into an environment that happens to lie in some other repository has no commit of its own.
-    Benchmark cards do not count as differences: writing one would make the next one dirty.
+    A package installed into an environment inside some other repository has no commit. Benchmark cards do not count as
+    differences: writing one would make the next one dirty.
     """
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "holdall" != package:
         return {"commit": None, "dirty": None}
