@@ -1,4 +1,4 @@
-"""Folders that one process at a time writes to."""
+"""Lock of a folder for one writing process."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(HoldallError, match="another process is training in"), locked(tmp_path):
             pass
         with pytest.raises(HoldallError, match="wait for it or end it"):
-            refuse_locked(tmp_path, patience=0.2)
+            refuse_locked(tmp_path, timeout=0.2)
     refuse_locked(tmp_path)
     assert list(tmp_path.iterdir()) == []
     refuse_locked(tmp_path / "not there")
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     with pytest.raises(HoldallError):
-        refuse_locked(tmp_path, patience=0.0)
+        refuse_locked(tmp_path, timeout=0.0)
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     refuse_locked(tmp_path)
@@ -53,7 +53,7 @@ def test_a_process_that_is_killed_lets_go(tmp_path: Path) -> None:
 def test_nobody_else_trains_in_the_folder_of_a_run(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr("holdall.training.start.refuse_locked", lambda folder: refuse_locked(folder, patience=0.0))
+    monkeypatch.setattr("holdall.training.start.refuse_locked", lambda folder: refuse_locked(folder, timeout=0.0))
     train(data, tmp_path / "run", SMALL, quiet=True)
     before = sorted(path.name for path in (tmp_path / "run").rglob("*"))
     with locked(tmp_path / "run"), pytest.raises(HoldallError, match="another process is training in"):
@@ -62,12 +62,12 @@ def test_nobody_else_trains_in_the_folder_of_a_run(
     train(data, tmp_path / "run", SMALL, quiet=True, resume=True)
 
 
-def test_a_run_holds_its_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_locks_its_folder(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def look(*_: object, **__: object) -> Path:
         with pytest.raises(HoldallError):
-            refuse_locked(tmp_path / "run", patience=0.0)
+            refuse_locked(tmp_path / "run", timeout=0.0)
         seen.append(True)
         return tmp_path
 

@@ -28,12 +28,12 @@ def test_tasks_run_in_order_and_errors_stay_in_their_futures() -> None:
     thread.submit(lambda: (time.sleep(0.05), done.append(1)))
     failed = thread.submit(lambda: 1 / 0)
     thread.submit(done.append, 2)
-    thread.settle()
+    thread.drain()
     assert done == [1, 2]
     with pytest.raises(ZeroDivisionError):
         failed.result()
     thread.shutdown()
-    thread.settle()
+    thread.drain()
     with pytest.raises(RuntimeError, match="shut down"):
         thread.submit(done.append, 3)
     assert not alive("slow")
@@ -96,7 +96,7 @@ def test_items_are_made_ahead_up_to_the_count() -> None:
     with WorkerThread("make") as thread:
         for number, (item, result) in enumerate(prefetch_map(items(), make, thread)):
             assert (item, result.result()) == (number, str(number))
-            thread.settle()
+            thread.drain()
             assert len(drawn) == min(10, number + 1 + PREFETCH_BATCHES)
     assert made == list(range(10))
     assert not alive("make")
@@ -110,7 +110,7 @@ def test_an_error_of_making_belongs_to_its_item() -> None:
 
     with WorkerThread("make") as thread:
         found = list(prefetch_map(iter(range(6)), make, thread))
-        thread.settle()
+        thread.drain()
     assert [made.result() for item, made in found if item != 3] == [0, 1, 2, 4, 5]
     with pytest.raises(ValueError, match="the third"):
         found[3][1].result()
@@ -132,7 +132,7 @@ def test_closed_early_nothing_more_is_drawn() -> None:
         ahead.close()
         count = len(drawn)
         given.close()  # no thread is executing it
-        thread.settle()
+        thread.drain()
     assert len(drawn) == count <= 2 + PREFETCH_BATCHES
 
 

@@ -1,4 +1,4 @@
-"""The whole training step on a GPU: a graph gives the same bits, nothing waits for the device, rows in two bytes."""
+"""The whole training step on a GPU: a graph gives the same bits, nothing synchronizes, rows in two bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.optim.optimizers import OptimizerConfig, Optimizers
 from holdall.runtime.batch_prefetch import prefetch_to_device
-from holdall.runtime.cuda_graph import captured, no_waiting
+from holdall.runtime.cuda_graph import capture, forbid_synchronization
 from holdall.tables import Frobenius, HotCold
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
@@ -97,7 +97,7 @@ def test_graphs_that_cannot_be_had(data: Path, bag_data: Path, tmp_path: Path) -
     said = train(
         data, tmp_path / "waits", SMALL.replace(method="memcom", setting=("buckets=9",), min_rows=40), quiet=True
     )
-    assert "a step waits for the device" in said["cuda_graph"]
+    assert "a step synchronizes with the device" in said["cuda_graph"]
 
 
 class Owner:
@@ -109,7 +109,7 @@ class Owner:
 
 @pytest.mark.parametrize("has_stream", [False, True])
 def test_garbage_waits_while_a_graph_is_captured(has_stream: bool) -> None:
-    """Freeing it, which waits for the device, would break the capture."""
+    """Freeing it, which synchronizes, would break the capture."""
     number = torch.zeros(1, device="cuda")
     freed: list[int] = []
 
@@ -123,7 +123,7 @@ def test_garbage_waits_while_a_graph_is_captured(has_stream: bool) -> None:
         made = [[place] for place in range(100_000)]  # more than what starts a collection
         number.add_(len(made))
 
-    graph = captured(launch, stream=torch.cuda.Stream() if has_stream else None)
+    graph = capture(launch, stream=torch.cuda.Stream() if has_stream else None)
     assert not freed
     graph.replay()
     assert float(number) == 100_001
@@ -146,7 +146,7 @@ def test_clipped_steps_of_compressed_tables_do_not_wait(name: str) -> None:
         return norm
 
     step()
-    with no_waiting():
+    with forbid_synchronization():
         norm = step()
     assert float(norm) > 0
 

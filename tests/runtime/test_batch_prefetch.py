@@ -1,4 +1,4 @@
-"""Batches on their way to a device; `tests/gpu` has those that go to a GPU."""
+"""Batch prefetching on a CPU; `tests/gpu` tests it on a GPU."""
 
 from __future__ import annotations
 

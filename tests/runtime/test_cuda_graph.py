@@ -1,4 +1,4 @@
-"""What happens around a capture, with a graph that only takes notes."""
+"""Locking and garbage collection around a capture, with a fake graph that records calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdall.runtime import cuda_graph
-from holdall.runtime.cuda_graph import captured, replay
+from holdall.runtime.cuda_graph import capture, replay
 
 STREAM: Any = object()
 
@@ -36,7 +36,7 @@ class Graph:
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What graphs were told."""
+    """Calls of the fake graphs."""
     found: list[str] = []
     monkeypatch.setattr(Graph, "noted", found, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -45,9 +45,9 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_nothing_is_collected_while_a_stream_is_captured(noted: list[str]) -> None:
-    graph = captured(lambda: noted.append(f"launch, collecting: {gc.isenabled()}"), stream=STREAM)
+    graph = capture(lambda: noted.append(f"launch, collecting: {gc.isenabled()}"), stream=STREAM)
     assert gc.isenabled()
-    captured(lambda: None, stream=STREAM, beside=graph)
+    capture(lambda: None, stream=STREAM, pool_of=graph)
     assert noted == [
         "begin in None, thread_local",
         "launch, collecting: False",
@@ -62,17 +62,17 @@ def test_a_launch_that_fails_ends_the_capture(noted: list[str]) -> None:
         raise RuntimeError("no such kernel")
 
     with pytest.raises(RuntimeError, match="no such kernel"):
-        captured(fail, stream=STREAM)
+        capture(fail, stream=STREAM)
     assert noted[-1] == "end"
     assert gc.isenabled()
-    assert cuda_graph._turns.acquire(blocking=False)
-    cuda_graph._turns.release()
+    assert cuda_graph._lock.acquire(blocking=False)
+    cuda_graph._lock.release()
 
 
 def test_collecting_stays_off_where_it_was(noted: list[str]) -> None:
     gc.disable()
     try:
-        captured(lambda: None, stream=STREAM)
+        capture(lambda: None, stream=STREAM)
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -87,6 +87,6 @@ def test_others_replay_before_or_after_a_capture(noted: list[str]) -> None:
         thread.join(timeout=0.05)
         noted.append("launch")
 
-    captured(launch, stream=STREAM)
+    capture(launch, stream=STREAM)
     thread.join()
     assert noted[1:] == ["launch", "end", "replay"]

@@ -1,4 +1,4 @@
-"""Launches that come again: as usual the first time, captured the second, replayed from then on."""
+"""Repeated launches: run directly the first time, captured the second, replayed from then on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from holdall.runtime import graph_cache
-from holdall.runtime.graph_cache import GraphCache, where
+from holdall.runtime.graph_cache import GraphCache, address_key
 
 
 class Recorder:
@@ -17,7 +17,7 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.seen: list[str] = []
         self.capturing = False
-        monkeypatch.setattr(GraphCache, "_captured", lambda _, launch: self.captured(launch))
+        monkeypatch.setattr(GraphCache, "_capture", lambda _, launch: self.captured(launch))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.seen.append("synchronized"))
 
     def launch(self, name: str) -> Callable[[], None]:
@@ -47,7 +47,7 @@ def test_runs_then_captures_then_replays(monkeypatch: pytest.MonkeyPatch) -> Non
     assert launches.num_graphs == 2
 
 
-def test_what_will_not_come_again_is_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launches_without_a_key_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
     launches.off = False
     for _ in range(3):
@@ -62,18 +62,18 @@ def test_nothing_is_captured_when_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.seen == ["ran a"] * 3
 
 
-def test_what_is_forgotten_is_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cleared_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
     launches.off = False
     for _ in range(2):
         launches.run("a", gpu.launch("a"))
-    launches.forget()
+    launches.clear()
     launches.run("a", gpu.launch("a"))
     assert gpu.seen == ["ran a", "captured a", "replayed a", "ran a"]
 
 
 def test_keys_that_never_come_again_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_cache, "MOST_KEYS", 3)
+    monkeypatch.setattr(graph_cache, "MAX_KEYS", 3)
     gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
     launches.off = False
     for key in "aabcd":
@@ -84,6 +84,6 @@ def test_keys_that_never_come_again_take_no_memory(monkeypatch: pytest.MonkeyPat
 
 def test_keys_tell_addresses_and_shapes_apart() -> None:
     tensor = torch.zeros(4, 6)
-    assert where(tensor, None) == where(tensor.view(4, 6), None)
+    assert address_key(tensor, None) == address_key(tensor.view(4, 6), None)
     others = [tensor[1:], tensor[:3], tensor.view(24), tensor.clone(), None]
-    assert len({where(tensor), *(where(other) for other in others)}) == 6
+    assert len({address_key(tensor), *(address_key(other) for other in others)}) == 6

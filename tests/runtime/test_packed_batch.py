@@ -1,4 +1,4 @@
-"""A batch in one piece of memory is the batch."""
+"""Packed batches have the values of the batch they were made from."""
 
 from __future__ import annotations
 

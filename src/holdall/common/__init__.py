@@ -1,1 +1,1 @@
-"""Errors, sizes, settings, atomic files, locks, memory and console tables: what every package may use."""
+"""Errors, sizes, settings, atomic files, locks, worker threads, memory and console tables, for every package."""

@@ -6,7 +6,7 @@ from rich.table import Table as RichTable
 
 
 def table(*columns: str) -> RichTable:
-    """A table without lines whose first column is text and the others numbers."""
+    """Table without lines; the first column is text, the others are numbers."""
     made = RichTable(box=None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
         made.add_column(column, justify="left" if i == 0 else "right")

@@ -1,4 +1,4 @@
-"""Device that a setting names."""
+"""Choice of the device that a setting names."""
 
 from __future__ import annotations
 

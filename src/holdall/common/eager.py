@@ -1,4 +1,4 @@
-"""Functions that are left out of compiled graphs."""
+"""Decorator of functions that are not compiled."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ R = TypeVar("R")
 
 
 def eager(function: Callable[P, R]) -> Callable[P, R]:
-    """Run `function` uncompiled: its course depends on the values of tensors.
+    """Run `function` uncompiled, because its control flow depends on the values of tensors.
 
-    What `torch.compiler.disable` does, but that imports the compiler, a second, whether or not anything is compiled.
+    The effect is that of `torch.compiler.disable`, which would import the compiler, for a second, in every process.
     """
 
     @functools.wraps(function)

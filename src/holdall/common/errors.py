@@ -1,7 +1,7 @@
-"""The errors Holdall raises for its users: what went wrong, where, and what to do about it.
+"""Errors for users: each message names what went wrong, where, and the cure.
 
-Anything derived from `HoldallError` is the user's to fix; the command line prints its message without a traceback
-and exits with 2. A broken invariant of ours is an `assert`, and shows its traceback.
+A user can fix whatever raises a `HoldallError`; the command line prints its message without a traceback and exits with
+2. A broken invariant of Holdall is an `assert`, and shows its traceback.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ class HoldallError(Exception):
 
 
 class ConfigError(HoldallError):
-    """An option or a combination of options that cannot work."""
+    """Option, or combination of options, that cannot work."""
 
 
 class DataError(HoldallError, ValueError):
-    """A raw file or a prepared data set that is not what it should be."""
+    """Raw file or prepared data set with wrong content."""
 
 
 class IdError(HoldallError, IndexError):
-    """A lookup of a row that the table does not have, or offsets that do not describe bags."""
+    """Lookup of a row that the table does not have, or offsets that do not describe bags."""
 
 
 class TierError(HoldallError):
-    """Rows could not be brought to the device or taken home."""
+    """Rows that could not be fetched to the device or written back."""
 
 
 class CheckpointError(HoldallError, ValueError):
-    """A checkpoint that is missing, damaged, or of another model."""
+    """Checkpoint that is missing, damaged, or of another model."""
 
 
 class NonFiniteLossError(HoldallError, ArithmeticError):
-    """Training met a loss that is not a number; the batch that caused it has been saved."""
+    """Loss that is not finite; the batch that caused it has been saved."""
 
 
 class ProcessError(HoldallError, RuntimeError):
-    """Processes of one run that could not meet, do not agree, or lost one of them."""
+    """Processes of a run that failed to connect, disagree, or lost one of them."""
 
 
 class MissingDependencyError(HoldallError, ImportError):
-    """An optional package is needed; the message holds the exact line that installs it."""
+    """Optional package that is not installed; the message has the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str):
         super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'holdall[{extra}]'")

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdall.common.errors import DataError, HoldallError
 
-PARTIAL = ".partial"  # suffix of everything that is still being written
+PARTIAL = ".partial"  # suffix of files and folders that are being written
 
 
 def sha256(path: Path) -> str:
@@ -34,10 +34,10 @@ def fsync_file(path: Path) -> None:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that takes the name `path` only when the block ends well.
+    """Temporary folder that is renamed to `path` when the block ends without an error.
 
-    What an earlier, killed run left behind is removed first; an error removes what this one wrote. `path` itself must
-    not exist. Disk full is reported as such, with nothing left behind.
+    A temporary folder of an earlier, killed run is removed first. An error removes this one. `path` itself must not
+    exist. A full disk is reported as such.
     """
     partial = path.with_name(path.name + PARTIAL)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def read_json(path: Path, *, format: str, version: int, error: type[HoldallError
 
 
 def refuse_existing(path: Path, *, overwrite: bool = False, what: str = "output folder") -> None:
-    """Raise unless `path` is free to be written; with `overwrite`, clear it."""
+    """Raise if `path` exists; with `overwrite`, remove it."""
     if not path.exists():
         return
     if not overwrite:

@@ -1,7 +1,7 @@
-"""A folder that one process at a time writes to: held until it lets go or ends, however it ends.
+"""Lock of a folder for one writing process, released when that process ends, however it ends.
 
-The lock is on the folder itself, so it leaves no file behind. Where the file system has no such locks, nothing is held
-and nothing refused.
+The lock is on the folder itself (flock), so there is no lock file. Where the file system has no such locks, nothing is
+locked.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdall.common.errors import HoldallError
 
 try:
     import fcntl
-except ImportError:  # not a system with such locks
+except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-PATIENCE = 3.0
-"""Seconds that a process which is about to end may take to let go, as when torchrun starts all of them again."""
+LOCK_TIMEOUT = 3.0
+"""Seconds to wait for a process that is about to end, as when torchrun restarts all of them."""
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder that is there; raise if another process does."""
+    """Lock an existing folder; raise if another process has locked it."""
     descriptor = _lock(folder)
     try:
         yield
@@ -35,12 +35,11 @@ def locked(folder: Path) -> Iterator[None]:
             os.close(descriptor)
 
 
-def refuse_locked(folder: Path, patience: float = PATIENCE) -> None:
-    """Raise if another process holds the folder, and goes on to for as long as `patience`; one that is not there is
-    free."""
+def refuse_locked(folder: Path, timeout: float = LOCK_TIMEOUT) -> None:
+    """Raise if another process keeps the folder locked for `timeout` seconds; a missing folder is not locked."""
     if not folder.is_dir():
         return
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while True:
         try:
             descriptor = _lock(folder)
@@ -55,7 +54,7 @@ def refuse_locked(folder: Path, patience: float = PATIENCE) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder while it is open; None where there are no such locks."""
+    """Descriptor that locks the folder while it is open; None where there are no such locks."""
     if fcntl is None:
         return None
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""What this machine has left: memory of its device, of the host, and of a disk. Asked before anything is allocated."""
+"""Free memory of the device, the host and a disk."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 def available_memory(folder: str | Path = ".", device: str = "cpu") -> dict[str, int]:
     """Free bytes of each tier: `device` (the host's when it is a CPU), `host`, and `disk`, where `folder` is."""
     host = _free_host()
-    near = torch.cuda.mem_get_info()[0] if device != "cpu" and torch.cuda.is_available() else host
+    on_device = torch.cuda.mem_get_info()[0] if device != "cpu" and torch.cuda.is_available() else host
     existing = Path(folder).absolute()
     while not existing.exists():
         existing = existing.parent
-    return {"device": near, "host": host, "disk": shutil.disk_usage(existing).free}
+    return {"device": on_device, "host": host, "disk": shutil.disk_usage(existing).free}
 
 
 def _free_host() -> int:
-    """Memory that can be had without swapping: the system's, or what a container leaves."""
+    """Memory available without swapping: that of the system, or less if a container limits it."""
     free = 1 << 62
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
@@ -32,6 +32,6 @@ def _free_host() -> int:
         used = int((groups / "memory.current").read_text(encoding="utf-8"))
         for line in (groups / "memory.stat").read_text(encoding="utf-8").splitlines():
             if line.startswith("inactive_file "):
-                used -= int(line.split()[1])  # pages of files, which the system takes back when it needs to
+                used -= int(line.split()[1])  # the page cache, which the system reclaims on demand
         free = min(free, max(0, limit - used))
     return free

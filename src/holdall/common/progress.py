@@ -16,7 +16,7 @@ class SampleProgress:
     """Samples done of `total`, samples/s, loss and time left, on stderr.
 
     A bar on a terminal; elsewhere a plain line every `seconds`. The rate is that of the last few updates on the bar,
-    and that since the line before in the plain form. Use as a context manager.
+    and that since the line before elsewhere. Use as a context manager.
     """
 
     def __init__(self, total: int, *, done: int = 0, label: str = "train", seconds: float = 10.0, quiet: bool = False):
@@ -40,7 +40,7 @@ class SampleProgress:
             self._task = self._bar.add_task(label, total=total, completed=done, rate="", loss="")
 
     def update(self, samples: int, loss: float | None = None) -> None:
-        """Count `samples` more as done; `loss`, where the caller has it at hand, is shown."""
+        """Count `samples` more as done, and show `loss` if given."""
         self.done += samples
         if loss is not None:
             self._loss = f"loss {loss:.4f}"

@@ -1,4 +1,4 @@
-"""Sizes as people write them: `64MB`, `1.5 GiB`, `5%`, `1/20`."""
+"""Parsing and formatting of sizes: `64MB`, `1.5 GiB`, `5%`, `1/20`."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class WorkerThread(Executor):
         self._tasks.put((future, lambda: fn(*args, **kwargs)))
         return future
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Wait until all tasks so far are done or cancelled; their errors stay in their futures."""
         if self._last is not None and not self._is_current():
             wait([self._last])
@@ -124,7 +124,7 @@ def prefetch_map(
     finally:
         for future in ahead:
             future.cancel()
-        thread.settle()
+        thread.drain()
 
 
 def prefetched(items: Iterator[Item], depth: int, name: str = "read") -> Generator[Item, None, None]:

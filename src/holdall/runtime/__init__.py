@@ -1,1 +1,1 @@
-"""CUDA graphs, worker threads, packed batches, stage timers."""
+"""CUDA graphs, packed batches, batch prefetching and stage timers."""

@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: drawn, checked and pinned by a thread, copied one ahead on a stream of their own."""
+"""Batch prefetching to a GPU: a thread draws, checks and pins batches, and a stream copies them one ahead."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdall.runtime.packed_batch import PackedBatch, checked_and_pinned
 def prefetch_to_device(
     batches: Iterator[Batch], device: torch.device, check: Callable[[Batch], None]
 ) -> Generator[tuple[Batch, Batch], None, None]:
-    """`(batch, the same on the device)`; `check` sees every batch on the host, before it is copied.
+    """`(batch, the same on the device)`; `check` is called with every batch on the host, before it is copied.
 
-    What it raises comes after the batches before have been handed out. On a CPU nothing runs ahead.
+    An error of `check` is raised after the batches before it were yielded. On a CPU nothing runs ahead.
     """
     if device.type != "cuda":
         for batch in batches:
@@ -44,7 +44,7 @@ def prefetch_to_device(
 
 
 def _take(waiting: tuple[Batch, PackedBatch, torch.cuda.Event], device: torch.device) -> tuple[Batch, Batch]:
-    """Let the computing stream wait for the copy, and keep the memory until that stream is done with it."""
+    """Make the current stream wait for the copy, and keep the memory until that stream has used it."""
     batch, moved, arrived = waiting
     stream = torch.cuda.current_stream(device)
     stream.wait_event(arrived)

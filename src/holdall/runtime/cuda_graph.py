@@ -1,4 +1,4 @@
-"""Kernels that are launched one by one, captured as a CUDA graph: replaying that launches all of them at once."""
+"""Capture of kernel launches as a CUDA graph, and its replay, which launches all of them at once."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 
 import torch
 
-_turns = threading.RLock()
-"""Held by those who capture a graph or replay one: CUDA lets two threads do so at once, but torch keeps one state of
-random numbers for both."""
+_lock = threading.RLock()
+"""Serialises capture and replay: CUDA allows both on two threads at once, but torch has one random state for both."""
 
 
 def replay(graph: torch.cuda.CUDAGraph) -> None:
-    """Launch what was captured, while nobody captures."""
-    with _turns:
+    """Launch a graph, while no thread captures one."""
+    with _lock:
         graph.replay()
 
 
-def captured(
-    launch: Callable[[], Any], *, stream: torch.cuda.Stream | None = None, beside: torch.cuda.CUDAGraph | None = None
+def capture(
+    launch: Callable[[], Any], *, stream: torch.cuda.Stream | None = None, pool_of: torch.cuda.CUDAGraph | None = None
 ) -> torch.cuda.CUDAGraph:
-    """What `launch` does, on `stream` if there is one, which is then not waited for; `beside` lends its memory.
+    """Graph of the kernels that `launch` launches, captured on `stream` if given, without synchronizing with it.
 
-    Run it as usual before: kernels must have been compiled. Other threads may use the device meanwhile; `replay` makes
-    them wait. Graphs with the same memory must not run at the same time, and have the same stream here.
+    Call `launch` once before: kernels must have been compiled. Other threads may use the device meanwhile; their
+    `replay` waits. With `pool_of`, the graph shares the memory pool of another one: both must have been captured on the
+    same stream, and must not run at the same time.
     """
     graph = torch.cuda.CUDAGraph()
-    with _turns, _nothing_collected():
+    with _lock, _no_garbage_collection():
         if stream is None:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 launch()
             return graph
-        with torch.cuda.stream(stream):  # without emptying caches, which waits for the device
-            graph.capture_begin(pool=None if beside is None else beside.pool(), capture_error_mode="thread_local")
+        with torch.cuda.stream(stream):  # unlike torch.cuda.graph, does not empty caches, which would synchronize
+            graph.capture_begin(pool=None if pool_of is None else pool_of.pool(), capture_error_mode="thread_local")
             try:
                 launch()
             finally:
@@ -45,9 +45,8 @@ def captured(
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Inside, garbage stays: its finalizers might wait for the device, which cannot be done while a stream is
-    captured."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Context without garbage collection: finalizers might synchronize, which is illegal while a stream is captured."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -58,8 +57,8 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @contextmanager
-def no_waiting() -> Iterator[None]:
-    """Inside, an operation that waits for the device raises."""
+def forbid_synchronization() -> Iterator[None]:
+    """Context in which an operation that synchronizes with the device raises."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

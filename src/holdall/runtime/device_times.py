@@ -1,4 +1,4 @@
-"""How long the stages of steps take on a GPU, by events on their streams: nothing waits while they run."""
+"""Times of the stages of steps on a GPU, by events on their streams: measuring does not synchronize."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ import torch
 
 
 class DeviceTimes:
-    """Events around stages; `medians` reads them."""
+    """Recorder of events around stages; `medians` reads them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun: dict[tuple[str, int], Any] = {}
-        self._done: dict[str, list[tuple[Any, Any]]] = {}
+        self._started: dict[tuple[str, int], Any] = {}
+        self._events: dict[str, list[tuple[Any, Any]]] = {}
         self._host: dict[str, list[float]] = {}
 
     @contextmanager
     def stage(self, name: str, stream: Any) -> Iterator[None]:
-        """On a stream, from what it reaches first inside to the last."""
+        """Run the block on `stream`, and time its kernels and the host."""
         with torch.cuda.stream(stream):
             begin, started = _event(stream), time.perf_counter()
             yield
-            self._keep(name, begin, _event(stream))
+            self._record(name, begin, _event(stream))
             with self._lock:
                 self._host.setdefault(name, []).append(time.perf_counter() - started)
 
     def begin(self, name: str, step: int) -> None:
-        """A stage of the current stream that begins and ends in different places."""
-        self._begun[name, step] = _event(torch.cuda.current_stream())
+        """Start a stage of the current stream that `end` ends elsewhere."""
+        self._started[name, step] = _event(torch.cuda.current_stream())
 
     def end(self, name: str, step: int) -> None:
-        self._keep(name, self._begun.pop((name, step)), _event(torch.cuda.current_stream()))
+        self._record(name, self._started.pop((name, step)), _event(torch.cuda.current_stream()))
 
-    def _keep(self, name: str, begin: Any, end: Any) -> None:
+    def _record(self, name: str, begin: Any, end: Any) -> None:
         with self._lock:
-            self._done.setdefault(name, []).append((begin, end))
+            self._events.setdefault(name, []).append((begin, end))
 
     def medians(self, skip: int = 0) -> dict[str, float]:
-        """Seconds of every stage, without its first `skip` times; waits for the device."""
+        """Median seconds of every stage, without its first `skip` times; synchronizes with the device."""
         torch.cuda.synchronize()
         return {
             name: float(np.median([begin.elapsed_time(end) for begin, end in pairs[skip:]])) / 1e3
-            for name, pairs in self._done.items()
+            for name, pairs in self._events.items()
             if len(pairs) > skip
         }
 
     def host_medians(self, skip: int = 0) -> dict[str, float]:
-        """Seconds that the host was busy with every stage."""
+        """Median seconds that the host took for every stage."""
         return {name: float(np.median(taken[skip:])) for name, taken in self._host.items() if len(taken) > skip}
 
 

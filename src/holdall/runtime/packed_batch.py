@@ -1,4 +1,4 @@
-"""A batch in one piece of memory: it goes to a GPU in one copy, and to where a CUDA graph reads it in another."""
+"""Batch in one block of memory: one copy to a GPU, and one into the fixed buffers of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,69 +12,69 @@ from torch import Tensor
 from holdall.data.batch import Batch, Ids
 
 ALIGNED = 256
-"""Bytes that every tensor starts at a multiple of."""
+"""Alignment of every tensor in the block, in bytes."""
 
-Part: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int] | None
-"""Type, shape, strides and first number of a tensor in the memory, or that there is none."""
+TensorLayout: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int] | None
+"""Type, shape, strides and storage offset (in elements) of a tensor in the block; None if the batch has none."""
 
 
 @dataclass(frozen=True)
 class PackedBatch(Batch):
-    """A batch whose tensors are views of `memory`."""
+    """Batch whose tensors are views of `memory`."""
 
     memory: Tensor
     """[bytes] uint8."""
-    parts: tuple[Part, ...]
-    """Where dense values, ids, their offsets, their weights and labels are."""
+    layouts: tuple[TensorLayout, ...]
+    """Layouts of dense values, ids, offsets, weights and labels."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        return _views(self.memory.to(device, non_blocking=non_blocking), self.parts, self.ids.num_features)
+        return _views(self.memory.to(device, non_blocking=non_blocking), self.layouts, self.ids.num_features)
 
     def to_memory(self, memory: Tensor, non_blocking: bool = False) -> PackedBatch:
-        """A copy in memory that has place for it."""
+        """Copy into the first bytes of `memory`."""
         taken = memory[: self.memory.numel()]
-        return _views(taken.copy_(self.memory, non_blocking=non_blocking), self.parts, self.ids.num_features)
+        return _views(taken.copy_(self.memory, non_blocking=non_blocking), self.layouts, self.ids.num_features)
 
     def empty_like(self) -> PackedBatch:
-        return _views(torch.empty_like(self.memory), self.parts, self.ids.num_features)
+        return _views(torch.empty_like(self.memory), self.layouts, self.ids.num_features)
 
     def fill(self, other: Batch) -> None:
-        if isinstance(other, PackedBatch) and other.parts == self.parts:
+        if isinstance(other, PackedBatch) and other.layouts == self.layouts:
             self.memory.copy_(other.memory)
         else:
             super().fill(other)
 
 
 def packed(batch: Batch, *, pin: bool = False) -> PackedBatch:
-    """A copy in one piece; with `pin`, in memory that a GPU can read while the host goes on."""
-    parts: list[Part] = []
+    """Copy in one block; with `pin`, in pinned memory, from which a GPU copies asynchronously."""
+    layouts: list[TensorLayout] = []
     size = 0
     tensors = (batch.dense, batch.ids.values, batch.ids.offsets, batch.ids.weights, batch.label)
     for tensor in tensors:
         if tensor is None:
-            parts.append(None)
+            layouts.append(None)
             continue
-        strides = torch.empty_like(tensor, device="meta").stride()  # its own, where it has no gaps
-        parts.append((tensor.dtype, tuple(tensor.shape), strides, size // tensor.element_size()))
+        strides = torch.empty_like(tensor, device="meta").stride()  # kept where they are dense
+        layouts.append((tensor.dtype, tuple(tensor.shape), strides, size // tensor.element_size()))
         size += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    made = _views(torch.empty(size, dtype=torch.uint8, pin_memory=pin), tuple(parts), batch.ids.num_features)
+    made = _views(torch.empty(size, dtype=torch.uint8, pin_memory=pin), tuple(layouts), batch.ids.num_features)
     made.fill(batch)
     return made
 
 
-def _views(memory: Tensor, parts: tuple[Part, ...], num_features: int) -> PackedBatch:
-    def view(part: Part) -> Tensor | None:
-        return None if part is None else memory.view(part[0]).as_strided(*part[1:])
+def _views(memory: Tensor, layouts: tuple[TensorLayout, ...], num_features: int) -> PackedBatch:
+    def view(layout: TensorLayout) -> Tensor | None:
+        return None if layout is None else memory.view(layout[0]).as_strided(*layout[1:])
 
-    dense, values, offsets, weights, label = map(view, parts)
+    dense, values, offsets, weights, label = map(view, layouts)
     assert dense is not None
     assert values is not None
     assert label is not None
-    return PackedBatch(dense, Ids(values, offsets, num_features, weights), label, memory, parts)
+    return PackedBatch(dense, Ids(values, offsets, num_features, weights), label, memory, layouts)
 
 
 def checked_and_pinned(check: Callable[[Batch], None]) -> Callable[[Batch], PackedBatch]:
-    """What makes a batch ready for a GPU: looks at it, and puts it where the GPU can copy it from."""
+    """Function that checks a batch and packs it into pinned memory."""
 
     def make(batch: Batch) -> PackedBatch:
         check(batch)

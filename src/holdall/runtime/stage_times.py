@@ -1,4 +1,4 @@
-"""How long the stages of a step take, to be compared with what a plan predicted of them."""
+"""Times of the stages of a step, for comparison with the times that a plan predicts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ import torch
 Item = TypeVar("Item")
 
 EVERY = 16
-"""On a GPU, one step in so many is measured: each stage waits for the device then."""
-
+"""Steps per measured step on a GPU: every measured stage synchronizes with the device."""
 
 KEPT = 1024
-"""Times of a stage that are kept, the latest."""
+"""Latest times of a stage that are kept."""
 
 
 class StageTimes:
-    """Seconds of every stage in the steps that were measured; safe to use from several threads."""
+    """Seconds of every stage in the measured steps. Thread-safe."""
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
@@ -32,7 +31,7 @@ class StageTimes:
         self.now: Callable[[], float] = time.perf_counter
         """The clock."""
         self.taken: dict[str, deque[float]] = {}
-        """Seconds by stage, in the order in which they were measured."""
+        """Seconds of each stage, in the order of measurement."""
         self._measures = not self._on_gpu
 
     def begin_step(self, step: int) -> None:
@@ -45,7 +44,7 @@ class StageTimes:
 
     @contextmanager
     def stage(self, name: str, *, waits: bool = True) -> Iterator[None]:
-        """Measure what is inside, with what it leaves to the device if it `waits` for it."""
+        """Measure the block; with `waits`, including the device work that it launches."""
         if not self._measures:
             yield
             return
@@ -75,6 +74,6 @@ class StageTimes:
             return {name: fmean(taken) for name, taken in self.taken.items()}
 
     def medians(self) -> dict[str, float]:
-        """Median seconds of every stage that was measured: what a step takes when nothing disturbs it."""
+        """Median seconds of every stage that was measured; outliers do not count."""
         with self._lock:
             return {name: median(taken) for name, taken in self.taken.items()}

@@ -42,7 +42,7 @@ class DeviceBatches:
     def synchronize(self) -> None:
         """Wait until no batch is being read."""
         if self._thread is not None:
-            self._thread.settle()
+            self._thread.drain()
 
     def close(self) -> None:
         if self._thread is not None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdall.data.batch import features_at
 from holdall.kernels.host_rows import NO_ROW, InitialRowParams
-from holdall.runtime.graph_cache import GraphCache, where
+from holdall.runtime.graph_cache import GraphCache, address_key
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
 from holdall.tiers.host_rows import InitialValues
@@ -70,7 +70,7 @@ class KernelMover(RowMover[KernelSet]):
             pin(self.pack.host_rows.touched, self.pack.host_rows)
 
     def buffers_replaced(self) -> None:
-        self.launches.forget()
+        self.launches.clear()
 
     def configure(self, *, beside_steps: bool, graphs: bool) -> None:
         self.beside_steps = beside_steps
@@ -95,7 +95,7 @@ class KernelMover(RowMover[KernelSet]):
             host_rows_triton.find_host_rows(chosen, info, located, rows, counts, max_lookups, first)
 
         what = ("find", names, tuple(positions), places.stride(), max_lookups, first)
-        self.launches.run(None if temporary else (what, where(places, located, rows, counts)), launch)
+        self.launches.run(None if temporary else (what, address_key(places, located, rows, counts)), launch)
         return KernelSet(
             rows,
             located,
@@ -141,7 +141,11 @@ class KernelMover(RowMover[KernelSet]):
         buffers = [(other.buffer, other.rows) for other in reversed(newest_first) if other.rows.numel()]
         if buffers and rows.numel():
             source = self._tensors[working.buffer].source if working.fixed_addresses else torch.empty_like(rows)
-            what = ("owners", where(source, *(theirs for _, theirs in buffers)), tuple(number for number, _ in buffers))
+            what = (
+                "owners",
+                address_key(source, *(theirs for _, theirs in buffers)),
+                tuple(number for number, _ in buffers),
+            )
             self._launch(what, working, lambda: host_rows_triton.find_in_buffers(rows, counts, buffers, source))
             working.source = source
         self._copy_counts(working)
@@ -177,7 +181,7 @@ class KernelMover(RowMover[KernelSet]):
     def forward(self, working: KernelSet) -> None:
         if working.source is not None:
             tensors = self.pack.device_tensors()
-            self._launch(("forward", where(*tensors)), working, lambda: self._launch_forward(tensors, working))
+            self._launch(("forward", address_key(*tensors)), working, lambda: self._launch_forward(tensors, working))
 
     def write_back(self, working: KernelSet) -> None:
         self._copy(working, write_back=True)
@@ -194,14 +198,14 @@ class KernelMover(RowMover[KernelSet]):
         """Launch the copies of a set's rows into its buffer, or `write_back` to the host."""
         host, buffers = [host.tensor for host in self.pack.host_tensors()], self.pack.buffer_views(working)
         touched = self.pack.host_rows.touched if write_back else None
-        what = ("copy", write_back, self.beside_steps, where(touched, *host, *buffers))
+        what = ("copy", write_back, self.beside_steps, address_key(touched, *host, *buffers))
         self._launch(what, working, lambda: self._launch_copy(host, buffers, touched, working, write_back=write_back))
 
     def _launch(self, what: Hashable, working: KernelSet, launch: Callable[[], None]) -> None:
         """Run the launches of a set, named by `what`, which depend on nothing else but its buffer and tensors."""
         key = None
         if working.fixed_addresses:
-            key = (what, working.buffer, where(working.rows, working.counts, working.source))
+            key = (what, working.buffer, address_key(working.rows, working.counts, working.source))
         self.launches.run(key, launch)
 
     def _launch_copy(

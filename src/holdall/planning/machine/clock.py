@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from holdall.planning.machine.hardware import Cost, Line
-from holdall.runtime.cuda_graph import captured, no_waiting
+from holdall.runtime.cuda_graph import capture, forbid_synchronization
 
 EVICTION_BYTES = 1 << 25
 """Bytes written between two runs to evict the caches: the size of a large last-level cache."""
@@ -96,10 +96,10 @@ def capture_repeated(run: Callable[[], Any], times: int = 1) -> torch.cuda.CUDAG
     for _ in range(2):  # compiles kernels and fills memory pools and caches
         run()
     try:
-        with no_waiting():
+        with forbid_synchronization():
             run()
         torch.cuda.synchronize()
-        return captured(runs)
+        return capture(runs)
     except RuntimeError as error:
         if "synchronizing" not in str(error) and "captur" not in str(error):
             raise
