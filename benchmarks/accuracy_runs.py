@@ -28,7 +28,8 @@ from holdall.data.negatives import training_loader
 from holdall.embedding.compress import compress
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DCNConfig, Model, ModelConfig, TBSMConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import HotCold, Method, TensorTrain
 from holdall.tables.budget import suggest
 

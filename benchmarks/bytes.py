@@ -40,7 +40,8 @@ from holdall.distributed.shards import Shards
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 
 WAYS = ("two-fold", "row-wise", "table-wise")
 ZIPF = 1.05

@@ -22,7 +22,8 @@ from benchmarks.card import print_table, write_card
 from holdall.data.batch import Batch, Ids
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models.dlrm import DLRMConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import place
 

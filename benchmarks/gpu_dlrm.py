@@ -32,7 +32,8 @@ from holdall.kernels.dispatch import kernel_path
 from holdall.models import configuration
 from holdall.models.dlrm import DLRM
 from holdall.models.loss import logloss
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 
 FLOPS_A_SAMPLE = 4.9e6  # forward
 KINDS = ("dense", "frobenius")

@@ -31,7 +31,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import Path, kernel_path
 from holdall.kernels.tensor_train import Path as TrainPath
 from holdall.kernels.tensor_train import tensor_train_rows
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import TensorTrain
 
 NUM_ROWS, DIM = 10_000_000, 64

@@ -24,7 +24,8 @@ from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
 from holdall.models import DLRM, DLRMConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Dense
 from holdall.tables.dense import DenseTable
 from holdall.tables.initial_rows import initial_rows

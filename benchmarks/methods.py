@@ -37,7 +37,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.evaluation.best_possible import best_possible_of
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DLRM, DLRMConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import METHODS, Dense, Method
 from holdall.tables.budget import suggest
 

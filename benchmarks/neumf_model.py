@@ -27,7 +27,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.evaluation.evaluate_model import rank_model
 from holdall.models import NCF, NCFConfig
 from holdall.models.loss import logloss, squared_length
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.optim.schedule import Schedule
 from holdall.tables import Dense, Method, MixedDimension
 from holdall.tables.budget import find_method, suggest

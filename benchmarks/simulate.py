@@ -44,7 +44,8 @@ from holdall.distributed.row_exchange import exchange_row_gradients
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.planning.collective_cost import Links, Message
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Collectives as Measured

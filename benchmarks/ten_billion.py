@@ -17,7 +17,8 @@ from benchmarks.card import print_table, write_card
 from holdall import checkpoint
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius, Method, TensorTrain
 
 ROWS, DIM, BATCH, STEPS = 10**10, 128, 2048, 20

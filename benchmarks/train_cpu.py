@@ -24,7 +24,8 @@ from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.synthetic import PRESETS
 from holdall.data.zipf import Zipf
 from holdall.models import DLRM, configuration
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.tables import Frobenius, Method, TensorTrain
 

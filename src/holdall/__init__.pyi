@@ -24,7 +24,7 @@ from holdall.evaluation.ranking import ranking_metrics as ranking_metrics
 from holdall.models import DLRM as DLRM
 from holdall.models import DLRMConfig as DLRMConfig
 from holdall.models.loss import logloss as logloss
-from holdall.optim.optimizers import OptimizerConfig as OptimizerConfig
+from holdall.optim.config import OptimizerConfig as OptimizerConfig
 from holdall.optim.optimizers import Optimizers as Optimizers
 from holdall.planning.config import PlanConfig as PlanConfig
 from holdall.planning.machine.hardware import Hardware as Hardware

@@ -14,7 +14,9 @@ from holdall.distributed.gradient_buckets import GradientBuckets
 from holdall.distributed.processes import process_group
 from holdall.distributed.row_exchange import exchange_row_gradients
 from holdall.models.model import Model
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.tables import Frobenius, Hashed, Method, TensorTrain
 from tests.tiers import small
 

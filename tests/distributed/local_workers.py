@@ -13,7 +13,8 @@ from torch import Tensor
 from holdall.data.batch import Batch
 from holdall.distributed.processes import Processes, process_group
 from holdall.models.model import Model
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.training.config import TrainConfig
 from holdall.training.strategies.data_parallel import DataParallelStrategy
 from holdall.training.strategies.local import LocalStrategy

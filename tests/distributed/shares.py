@@ -10,7 +10,8 @@ from torch import Tensor
 
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 
 ROWS = {"a": 40, "b": 3, "c": 90}
 FEATURES = {"f": "a", "g": "b", "h": "c", "i": "a"}

@@ -16,7 +16,9 @@ from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import in_group
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.tables import QuotientRemainder
 from tests.distributed import shares
 from tests.distributed.shares import ROWS

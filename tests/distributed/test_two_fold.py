@@ -16,7 +16,9 @@ from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import in_group
 from holdall.distributed.shards import Shards
 from holdall.distributed.two_fold import TwoFold, two_fold
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn

@@ -11,7 +11,8 @@ from torch import Tensor
 from holdall.common.errors import ConfigError, IdError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Dense, Frobenius, Method, TensorRing, TensorTrain
 
 ROWS = {"a": 5, "b": 100, "c": 1, "d": 17}

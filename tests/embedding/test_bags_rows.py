@@ -8,7 +8,8 @@ import torch
 from holdall.common.errors import IdError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Hashed
 
 ROWS = {"a": 5, "b": 7, "c": 4}

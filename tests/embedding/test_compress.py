@@ -11,7 +11,8 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.embedding.compress import compress
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Dense, Frobenius, Hashed, Table, TensorTrain
 
 

@@ -11,7 +11,8 @@ import torch
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.embedding.lookup_plan import LookupPlan
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius, Hashed, Method, TensorTrain
 
 ROWS = {"a": 50, "b": 700, "c": 7, "d": 90, "e": 30, "f": 70}

@@ -11,7 +11,10 @@ from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.row_gradient import RowGradient
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.kernels.row_update import UpdateRule, UpdateScalars
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
@@ -23,10 +26,8 @@ if not HAS_TRITON:
 
 from tests.kernels import triton_checks as checks
 
-OPTIMIZERS = list(checks.SLOTS)
 
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize("dim", [100, 128])
 @pytest.mark.parametrize("kind", ["random", "one row", "long runs", "distinct"])
 def test_updates(optimizer: str, dim: int, kind: str) -> None:
@@ -74,7 +75,7 @@ def test_updates_are_bit_equal_over_repeats() -> None:
     results = []
     for _ in range(5):
         weight, state = torch.zeros(1000, 128, device="cuda"), torch.zeros(1000, 128, device="cuda")
-        update_rows("adagrad", weight, gradient, state, lr=0.1, eps=1e-8)
+        update_rows(UpdateRule.ADAGRAD, weight, [state], gradient, UpdateScalars(lr=0.1, eps=1e-8))
         results.append(weight)
     assert all(torch.equal(result, results[0]) for result in results)
 
@@ -86,7 +87,8 @@ def test_past_two_billion_elements() -> None:
     num_rows, dim = 2**31 // 64 + 1000, 64
     storage = torch.zeros(num_rows, dim, device="cuda", dtype=torch.bfloat16)
     ids = torch.tensor([num_rows - 1, 3, num_rows - 1], device="cuda")
-    update_rows("sgd", storage, RowGradient(ids, torch.ones(3, dim, device="cuda")), lr=0.5)
+    gradient = RowGradient(ids, torch.ones(3, dim, device="cuda"))
+    update_rows(UpdateRule.SGD, storage, [], gradient, UpdateScalars(lr=0.5))
     assert gather(storage, ids, torch.float32).mean(1).tolist() == [-1.0, -0.5, -1.0]
     assert float(storage.sum(dtype=torch.float64)) == -1.5 * dim
 
@@ -98,7 +100,7 @@ def test_stochastic_rounding_keeps_small_updates() -> None:
     weight = torch.ones(2000, 64, device="cuda", dtype=torch.bfloat16)
     gradient = RowGradient(torch.arange(2000, device="cuda"), torch.ones(2000, 64, device="cuda"))
     for step in range(10):
-        update_rows("sgd", weight, gradient, lr=1e-4, stochastic=torch.tensor(keys(0, step), device="cuda"))
+        update_rows(UpdateRule.SGD, weight, [], gradient, UpdateScalars(lr=1e-4, rounding=keys(0, step)))
     assert abs(float(weight.double().mean()) - (1 - 10 * 1e-4)) < 1e-4  # rounded to nearest, it would still be 1
 
 
@@ -112,7 +114,7 @@ def batch_of(kind: str, step: int) -> Ids:
     return Ids(values.cuda(), torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).cuda(), 2, weights)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize(("kind", "mode"), [("one-hot", "sum"), ("bags", "mean"), ("weighted bags", "sum")])
 def test_whole_steps_equal_plain_torch(optimizer: str, kind: str, mode: str) -> None:
     results = []

@@ -20,7 +20,8 @@ from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.frobenius import frobenius_bags, frobenius_rows_many
 from holdall.kernels.side_stream import one_after_the_other
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius
 from tests.kernels import frobenius_checks as checks
 from tests.kernels import mixed_lookup_checks

@@ -9,7 +9,8 @@ from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.tensor_train import tensor_train_rows
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import TensorTrain
 
 if not torch.cuda.is_available():

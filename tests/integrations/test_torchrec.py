@@ -12,7 +12,8 @@ import holdall
 from holdall.common.errors import ConfigError, DataError, IdError
 from holdall.data.batch import Ids
 from holdall.integrations.torchrec import BagCollection, from_collection, from_jagged, to_collection, to_jagged
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Dense, TensorTrain
 
 torchrec = pytest.importorskip(

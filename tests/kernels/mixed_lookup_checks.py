@@ -8,7 +8,8 @@ from torch import Tensor
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import kernel_path
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius, Hashed, Method
 
 ROWS = {"a": 50, "b": 700, "c": 7, "d": 90, "e": 30, "f": 70}

@@ -19,7 +19,8 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from holdall.kernels.host_rows_triton import LaunchShape
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.planning.forecast import NOTED_BYTES
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tiers.kernel_mover import KernelMover, SetTensors

@@ -23,10 +23,12 @@ from triton.compiler import ASTSource
 
 from holdall.kernels import frobenius_kernels_triton as frobenius
 from holdall.kernels import interaction_triton, lookup_triton, row_update_triton
+from holdall.kernels.row_update import UpdateRule
 
 SCALARS = {"lr": "fp32", "eps": "fp32", "beta1": "fp32", "beta2": "fp32", "correction1": "fp32", "correction2": "fp32"}
 INTEGERS = {
-    "meta", "values", "offsets", "bag_of", "rows", "info", "ids", "order", "begun", "num_begun", "key", "lookup_weights"
+    "meta", "values", "offsets", "bag_of", "rows", "info", "ids", "order", "crossing", "num_crossing", "key",
+    "lookup_weights",
 }  # fmt: skip
 NUMBERS = {
     "num_bags", "num_lookups", "num_features", "num_vectors", "num_others", "dim", "width", "source_stride",
@@ -75,10 +77,10 @@ def test_frobenius_of_rows(rank: int, kind: str) -> None:
     assert "mma" in compiled(frobenius.basis_kernel, rank // 8, {"grad": kind}, **precise)
 
 
-@pytest.mark.parametrize("optimizer", row_update_triton.OPTIMIZERS.values())
-def test_row_update(optimizer: int) -> None:
+@pytest.mark.parametrize("rule", UpdateRule)
+def test_row_update(rule: UpdateRule) -> None:
     shared = {
-        "OPTIMIZER": optimizer, "FRACTION": 7, "LEAST": 8, "DEVICE_RATES": True, "SCALED": True, "BLOCK_K": 8,
+        "RULE": rule.value, "FRACTION": 7, "LEAST": 8, "DEVICE_RATES": True, "SCALED": True, "BLOCK_K": 8,
         "BLOCK_D": 64,
     }  # fmt: skip
     types = {"weight": "*bf16"}

@@ -12,9 +12,8 @@ if not HAS_TRITON:
 if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
+from holdall.optim.records import NAMES
 from tests.kernels import triton_checks as checks
-
-OPTIMIZERS = list(checks.SLOTS)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,8 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few lookups, so that runs cross many of them."""
     from holdall.kernels import row_update_triton
 
-    monkeypatch.setattr(row_update_triton, "ELEMENTS", dict.fromkeys(OPTIMIZERS, 64))
+    monkeypatch.setattr(row_update_triton, "ELEMENTS", 64)
+    monkeypatch.setattr(row_update_triton, "ELEMENTS_WITH_STATE", 64)
     monkeypatch.setattr(row_update_triton, "LONG_RUN", 2)
     monkeypatch.setitem(row_update_triton.SHORT_RUNS, "programs", 3)
     monkeypatch.setitem(row_update_triton.SHORT_RUNS, "blocks", 2)
@@ -30,7 +30,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_update_triton.LONG_RUNS, "blocks", 4)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize(
     ("kind", "num_lookups", "dim"),
     [("random", 1, 8), ("random", 37, 13), ("one row", 40, 32), ("long runs", 61, 9), ("distinct", 33, 8)],
@@ -68,7 +68,7 @@ def test_pool(weighted: bool, mean: bool) -> None:
     checks.check_pool(1, 1, 128, weighted=weighted, mean=mean)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", NAMES)
 def test_settings_on_the_device(optimizer: str) -> None:
     checks.check_settings_on_the_device(optimizer)
 
@@ -79,7 +79,7 @@ def test_norm_of_summed_gradients(num_lookups: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", NAMES)
 def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch.dtype) -> None:
     checks.check_stochastic(optimizer, dtype)
 

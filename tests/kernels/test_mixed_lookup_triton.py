@@ -10,7 +10,8 @@ from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED, kernel_path
 from holdall.models.dlrm import DLRMConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius
 from holdall.tiers.placement import place
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdall.kernels import row_update
+from holdall.kernels.row_update import UpdateScalars, sgd
 from holdall.kernels.stochastic import keys, noise, round_stochastically
 
 TYPES = [torch.bfloat16, torch.float16]
@@ -50,7 +50,7 @@ def test_small_updates_are_lost_to_the_nearest_and_kept_at_random(dtype: torch.d
     update, steps = 2.0**-13, 64
     nearest, random = torch.ones(500, 8, dtype=dtype), torch.ones(500, 8, dtype=dtype)
     for step in range(steps):
-        row_update.sgd(nearest, ids, torch.ones(500, 8), lr=update)
-        row_update.sgd(random, ids, torch.ones(500, 8), lr=update, rounding=keys(0, step))
+        sgd(nearest, ids, torch.ones(500, 8), UpdateScalars(lr=update))
+        sgd(random, ids, torch.ones(500, 8), UpdateScalars(lr=update, rounding=keys(0, step)))
     assert torch.equal(nearest, torch.ones_like(nearest))
     assert abs(float(random.double().mean()) - (1 - steps * update)) < 0.05 * steps * update

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from holdall.kernels import row_update
 from holdall.kernels.interaction import dot_interaction_reference, interaction_width
 from holdall.kernels.row_gradient import RowGradient, sum_by_row_reference
+from holdall.kernels.row_update import DeviceScalars, UpdateScalars
+from holdall.optim.records import RECORDS
 
-SLOTS: dict[str, Callable[[int, int], tuple[tuple[int, ...], ...]]] = {
-    "sgd": lambda rows, dim: (),
-    "adagrad": lambda rows, dim: ((rows, dim),),
-    "rowwise_adagrad": lambda rows, dim: ((rows,),),
-    "adam": lambda rows, dim: ((rows, dim), (rows, dim)),
-}
-SETTINGS = {"lr": 0.1, "eps": 1e-3, "betas": (0.8, 0.95), "step": 3}
-USED = {"sgd": ("lr",), "adagrad": ("lr", "eps"), "rowwise_adagrad": ("lr", "eps"), "adam": tuple(SETTINGS)}
+SCALARS = UpdateScalars(lr=0.1, eps=1e-3, betas=(0.8, 0.95), step=3)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
@@ -71,7 +65,8 @@ def check_update(
         torch.rand(num_lookups, generator=generator).to(device) if weighted else None,
     )
     weight = torch.randn(num_rows, dim, generator=generator).to(weight_dtype).to(device)
-    states = [torch.rand(shape, generator=generator).to(device) for shape in SLOTS[optimizer](num_rows, dim)]
+    record = RECORDS[optimizer]
+    states = [torch.rand(s.shape, generator=generator).to(device) for s in record.row_state(weight).values()]
     expected = [tensor.double().cpu() for tensor in (weight, *states)]
     exact = RowGradient(
         ids,
@@ -80,10 +75,9 @@ def check_update(
         None if gradient.weights is None else gradient.weights.double().cpu(),
     )
     before = weight.clone()
-    settings = {name: SETTINGS[name] for name in USED[optimizer]}
     touched, summed = sum_by_row_reference(exact)
-    getattr(row_update, optimizer)(expected[0], touched, summed, *expected[1:], **settings)
-    update_rows(optimizer, weight, gradient, *states, **settings)
+    record.row_update(expected[0], touched, summed, SCALARS, *expected[1:])
+    update_rows(record.row_rule, weight, states, gradient, SCALARS)
     assert error(weight, expected[0]) < TOLERANCE[weight_dtype], optimizer
     for state, wanted in zip(states, expected[1:], strict=True):
         assert error(state, wanted) < TOLERANCE[torch.float32], optimizer
@@ -178,28 +172,24 @@ def check_pool(num_features: int, size: int, dim: int, *, weighted: bool, mean: 
 
 
 def check_settings_on_the_device(optimizer: str, device: str = "cpu") -> None:
-    """Rates, a scale and sorted ids given as tensors: the update of rates and scaled gradients given as numbers."""
-    from holdall.kernels import row_update_triton
+    """Rates and a scale given as tensors: the update of rates and scaled gradients given as numbers."""
+    from holdall.kernels.row_update_triton import update_rows
 
     generator = torch.Generator().manual_seed(3)
     ids = some_ids("long runs", 61, 20, generator).to(device)
     grad = torch.randn(61, 12, generator=generator).to(device)
-    settings = {name: SETTINGS[name] for name in USED[optimizer]}
+    record = RECORDS[optimizer]
     results = []
     for on_device in (False, True):
         weight = torch.ones(20, 12, device=device)
-        states = [torch.ones(shape, device=device) for shape in SLOTS[optimizer](20, 12)]
+        states = [torch.ones_like(state) for state in record.row_state(weight).values()]
         if on_device:
-            rates = [0.1, 1 - 0.8**3, 1 - 0.95**3]
-            given = {
-                "eps": 1e-3,
-                "betas": (0.8, 0.95),
-                "rates": torch.tensor(rates, device=device),
-                "scale": torch.tensor(0.25, device=device),
-            }
-            row_update_triton.update_rows(optimizer, weight, RowGradient(ids, grad), *states, **given)
+            rates = torch.tensor([0.1, 1 - 0.8**3, 1 - 0.95**3], device=device)
+            given = DeviceScalars(rates=rates, scale=torch.tensor(0.25, device=device))
+            host = UpdateScalars(eps=SCALARS.eps, betas=SCALARS.betas)
+            update_rows(record.row_rule, weight, states, RowGradient(ids, grad), host, given)
         else:
-            row_update_triton.update_rows(optimizer, weight, RowGradient(ids, grad * 0.25), *states, **settings)
+            update_rows(record.row_rule, weight, states, RowGradient(ids, grad * 0.25), SCALARS)
         results.append([weight, *states])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -212,7 +202,7 @@ def check_norm(num_lookups: int, num_rows: int, dim: int, kind: str, device: str
     generator = torch.Generator().manual_seed(num_lookups)
     ids = some_ids(kind, num_lookups, num_rows, generator)
     gradient = RowGradient(ids.to(device), torch.randn(num_lookups, dim, generator=generator).to(device))
-    found = row_update_triton.squared_norm(*row_update_triton.sorted_ids(gradient, num_rows), gradient)
+    found = row_update_triton.squared_norm(gradient, row_update_triton.sorted_ids(gradient, num_rows))
     expected = sum_by_row_reference(RowGradient(ids, gradient.grad.double().cpu()))[1].square().sum()
     assert error(found, expected) < TOLERANCE[torch.float32]
 
@@ -225,21 +215,17 @@ def check_stochastic(optimizer: str, dtype: torch.dtype, device: str = "cpu") ->
     generator = torch.Generator().manual_seed(0)
     ids = torch.randperm(60, generator=generator)[:40]
     grad = torch.randn(40, 12, generator=generator)
-    settings = {name: SETTINGS[name] for name in USED[optimizer]} | {"lr": 2.0**-9}
-    key = keys(7, 5)
+    record, scalars = RECORDS[optimizer], replace(SCALARS, lr=2.0**-9, rounding=keys(7, 5))
     results = []
     for fused in (False, True):
         weight = torch.ones(60, 12, dtype=dtype).to(device)
-        states = [torch.ones(shape, device=device) for shape in SLOTS[optimizer](60, 12)]
+        states = [torch.ones_like(state) for state in record.row_state(weight).values()]
         if fused:
-            given = {**settings, "stochastic": torch.tensor(key, device=device)}
-            update_rows(optimizer, weight, RowGradient(ids.to(device), grad.to(device)), *states, **given)
+            update_rows(record.row_rule, weight, states, RowGradient(ids.to(device), grad.to(device)), scalars)
         else:
             ordered = ids.sort()
-            update = getattr(row_update, optimizer)
-            update(
-                weight, ordered.values.to(device), grad[ordered.indices].to(device), *states, **settings, rounding=key
-            )
+            summed = grad[ordered.indices].to(device)
+            record.row_update(weight, ordered.values.to(device), summed, scalars, *states)
         results.append(weight)
     differs = results[0] != results[1]
     assert int(differs.sum()) <= 2  # a last bit of float32 apart, on the edge of a draw

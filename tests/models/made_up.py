@@ -8,7 +8,8 @@ from holdall.data.batch import Batch, Ids
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models import Model, ModelConfig
 from holdall.models.loss import logloss
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius, Hashed, HotCold, Method, Quantized, TensorTrain
 
 METHODS: dict[str, Method | dict[str, Method] | None] = {

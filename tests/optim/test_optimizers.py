@@ -9,7 +9,9 @@ from torch import nn
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers, load_tensors
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers, load_tensors
+from holdall.optim.records import NAMES
 from holdall.tables import Quantized
 
 ROWS = {"a": 50, "b": 7}

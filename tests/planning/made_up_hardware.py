@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdall.data.schema import DenseColumn, Feature, Schema
-from holdall.optim.optimizers import NAMES
+from holdall.optim.records import NAMES
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import (
     Captured,

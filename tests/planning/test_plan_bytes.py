@@ -10,7 +10,9 @@ import pytest
 from holdall.data.schema import Feature
 from holdall.models import DCNConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.planning.config import PlanConfig
 from holdall.planning.forecast import compressed_bytes
 from holdall.planning.plan import Plan

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdall.common.errors import ConfigError
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Quantized
 from holdall.tables.fitting import BLOCK_NUMBERS
 from holdall.tables.quantized import LearnedRoundingTable, QuantizedTable, StochasticRoundingTable

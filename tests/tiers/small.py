@@ -12,7 +12,8 @@ from holdall.data.batch import Batch, Ids
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.model import Model
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius
 
 ROWS = {"a": 50, "b": 7, "c": 200}

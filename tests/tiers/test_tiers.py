@@ -10,7 +10,9 @@ import torch
 
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.models.model import Model
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.tables import Frobenius
 from holdall.tiers.placement import Tiers, place
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from holdall.distributed.collectives import Collectives
 from holdall.kernels.row_gradient import RowGradient, sum_by_row
-from holdall.optim.optimizers import RowGroup
+from holdall.optim.row_groups import RowGroup
 
 Way = Literal["auto", "all-reduce", "gather"]
 """How gradients are summed over ranks: of all rows, of those that were touched, or what sends fewer bytes."""

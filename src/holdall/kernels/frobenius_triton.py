@@ -35,6 +35,7 @@ from holdall.kernels.frobenius_kernels_triton import (
     u_kernel,
 )
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.row_update import UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
 
 Factors = tuple[Tensor, Tensor, Tensor]
@@ -289,5 +290,5 @@ def sum_by_row(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
     from holdall.kernels.row_update_triton import update_rows
 
     total = torch.zeros(num_rows, rows.shape[1], dtype=torch.float32, device=rows.device)
-    update_rows("sgd", total, RowGradient(index, rows), lr=-1.0)
+    update_rows(UpdateRule.SGD, total, [], RowGradient(index, rows), UpdateScalars(lr=-1.0))
     return total

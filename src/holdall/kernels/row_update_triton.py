@@ -1,19 +1,20 @@
-"""Sum the gradients of looked-up rows and apply the optimizer, in Triton: no gradient per row in memory, no host sync.
+"""Row gradients summed and applied in one pass, in Triton: no gradient per row in memory, no host synchronization.
 
 Shapes: L lookups, R rows of D numbers, blocks of K sorted lookups.
 
 The ids are sorted once, so lookups of one row are a run. Each program takes one block of K sorted lookups, gathers
 their gradients and sums them by run (a segmented scan in registers). A run inside the block is complete: its row is
-updated at once. A run that crosses blocks leaves one partial sum a block, and the block where it begins is put on a
-list; a second kernel adds up the runs of the list and updates their rows. So a popular id is spread over many programs,
-every row is written by one, and the order of every sum is fixed by (ids, K): the result is the same bit for bit.
+updated at once. A run that crosses blocks leaves one partial sum a block, and its first block is put on a list; a
+second kernel adds up the runs of the list and updates their rows. So a popular id is spread over many programs, every
+row is written by one, and (ids, K) fix the order of every sum: results are the same bit for bit.
 
 Bytes: gradients once, touched rows and their state read and written once, 2 * L / K * D partial sums at most.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -21,23 +22,32 @@ import triton.language as tl
 from torch import Tensor
 
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.row_update import NO_DEVICE_SCALARS, DeviceScalars, UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import FORMATS
 
-OPTIMIZERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "norm": 4}
-ELEMENTS = {"sgd": 4096, "adagrad": 2048, "rowwise_adagrad": 4096, "adam": 2048}
-"""Numbers a program of one warp holds, as many as leave registers for the rows and their state. 1.7 million lookups,
+SGD = tl.constexpr(UpdateRule.SGD.value)
+ADAGRAD = tl.constexpr(UpdateRule.ADAGRAD.value)
+ROWWISE_ADAGRAD = tl.constexpr(UpdateRule.ROWWISE_ADAGRAD.value)
+ADAM = tl.constexpr(UpdateRule.ADAM.value)
+NORM = tl.constexpr(UpdateRule.NORM.value)
+
+ELEMENTS = 4096
+"""Numbers a program of one warp keeps, as many as leave registers for the rows and their state. 1.7 million lookups,
 dim 128, SGD, on an H200, sort included: 0.96 ms with 1024, 0.72 with 2048, 0.61 with 4096, 3.2 with 8192."""
+ELEMENTS_WITH_STATE = 2048
+"""The same where each number of a row has state."""
 LONG_RUN = 16
-"""Runs of more blocks than this go to a list of their own, for programs that add many partial sums at a time. A batch
-of DLRM-small has 11,000 runs that cross blocks of 32 lookups, 8,600 of them once; the longest has 1,012 blocks."""
+"""Runs of more blocks than this have a list of their own, for programs that add many partial sums at a time. A batch of
+DLRM-small has 11,000 runs that cross blocks of 32 lookups, 8,600 of them once; the longest has 1,012 blocks."""
 SHORT_RUNS = {"programs": 2048, "blocks": 8, "num_warps": 1}
 LONG_RUNS = {"programs": 264, "blocks": 128, "num_warps": 8}
-"""How many programs share a list, and how many partial sums each adds at a time."""
+"""Number of programs that share a list, and of partial sums that each adds at a time."""
 
 
 @triton.jit
-def _later(flag_a, value_a, flag_b, value_b):  # type: ignore[no-untyped-def]
+def segmented_add(flag_a, value_a, flag_b, value_b):  # type: ignore[no-untyped-def]
+    """Combination of an associative scan that sums by segment; a flag marks the first of a segment."""
     return flag_a | flag_b, tl.where(flag_b != 0, value_b, value_a + value_b)
 
 
@@ -66,7 +76,7 @@ def _rounded(value, cell, key, FRACTION: tl.constexpr, LEAST: tl.constexpr):  # 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
     weight, state, second_state, row, mask_row, grad, dim, lr, eps, beta1, beta2, correction1, correction2, rates,
-    scale, key, OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
+    scale, key, RULE: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
     SCALED: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Apply summed gradients `grad` [K, BLOCK_D] to the rows `row` [K] where `mask_row`."""
@@ -80,17 +90,17 @@ def _update(  # type: ignore[no-untyped-def]
         correction2 = tl.load(rates + 2)
     if SCALED:
         grad *= tl.load(scale)
-    if OPTIMIZER == 0:
+    if RULE == SGD:
         new = old - lr * grad
-    if OPTIMIZER == 1:
+    if RULE == ADAGRAD:
         total = tl.load(state + cell, mask=mask, other=0.0) + grad * grad
         tl.store(state + cell, total, mask=mask)
         new = old - lr * grad / (tl.sqrt(total) + eps)
-    if OPTIMIZER == 2:
+    if RULE == ROWWISE_ADAGRAD:
         total = tl.load(state + row, mask=mask_row, other=0.0) + tl.sum(grad * grad, axis=1) / dim
         tl.store(state + row, total, mask=mask_row)
         new = old - grad * (lr / (tl.sqrt(total) + eps))[:, None]
-    if OPTIMIZER == 3:
+    if RULE == ADAM:
         first = tl.load(state + cell, mask=mask, other=0.0)
         first += (grad - first) * (1.0 - beta1)
         second = tl.load(second_state + cell, mask=mask, other=0.0) * beta2 + grad * grad * (1.0 - beta2)
@@ -104,12 +114,13 @@ def _update(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _sum_runs_kernel(  # type: ignore[no-untyped-def]
-    ids, order, bag_of, lookup_weights, grads, partial, begun, num_begun, weight, state, second_state, num_lookups, dim,
-    lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
-    HAS_BAGS: tl.constexpr, WEIGHTED: tl.constexpr, OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr,
+    ids, order, bag_of, lookup_weights, grads, partial, crossing, num_crossing, weight, state, second_state,
+    num_lookups, dim, lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
+    HAS_BAGS: tl.constexpr, WEIGHTED: tl.constexpr, RULE: tl.constexpr, FRACTION: tl.constexpr,
     LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr, SCALED: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr, LONG_RUN: tl.constexpr,
 ):  # fmt: skip
+    """Sum the gradients of a block of sorted lookups by run; update the rows of complete runs, list the others."""
     block = tl.program_id(0).to(tl.int64)
     position = block * BLOCK_K + tl.arange(0, BLOCK_K)
     column = tl.arange(0, BLOCK_D)
@@ -130,50 +141,50 @@ def _sum_runs_kernel(  # type: ignore[no-untyped-def]
     if WEIGHTED:
         grad *= tl.load(lookup_weights + lookup, mask=inside, other=0.0).to(tl.float32)[:, None]
     starts = tl.broadcast_to((row != before).to(tl.int32)[:, None], [BLOCK_K, BLOCK_D])
-    starts, sums = tl.associative_scan((starts, grad), 0, _later)
+    starts, sums = tl.associative_scan((starts, grad), 0, segmented_add)
     ends = inside & (row != after)
     last = inside & (position == block * BLOCK_K + BLOCK_K - 1)
     entered = row == entering
-    place = partial + (2 * block) * dim + column[None, :] + tl.zeros([BLOCK_K, 1], dtype=tl.int64)
+    carried = partial + (2 * block) * dim + column[None, :] + tl.zeros([BLOCK_K, 1], dtype=tl.int64)
     carries_in = (ends | last) & entered
-    tl.store(place, sums, mask=carries_in[:, None] & (column < dim)[None, :])
+    tl.store(carried, sums, mask=carries_in[:, None] & (column < dim)[None, :])
     carries_out = last & (row == after) & (row != entering)
-    tl.store(place + dim, sums, mask=carries_out[:, None] & (column < dim)[None, :])
+    tl.store(carried + dim, sums, mask=carries_out[:, None] & (column < dim)[None, :])
     end = (block + 1) * BLOCK_K
     final = tl.load(ids + end - 1, mask=end < num_lookups, other=-1).to(tl.int64)
     beyond = tl.load(ids + end, mask=end < num_lookups, other=-2).to(tl.int64)
     if (final == beyond) & (final != entering):
         # Short runs are listed from the front, long ones from the back.
-        far = (block + LONG_RUN) * BLOCK_K
-        is_long = tl.load(ids + far, mask=far < num_lookups, other=-1).to(tl.int64) == final
-        slot = tl.atomic_add(num_begun + is_long.to(tl.int32), 1)
+        later = (block + LONG_RUN) * BLOCK_K
+        is_long = tl.load(ids + later, mask=later < num_lookups, other=-1).to(tl.int64) == final
+        slot = tl.atomic_add(num_crossing + is_long.to(tl.int32), 1)
         slot = tl.where(is_long, tl.num_programs(0) - 1 - slot, slot)
-        tl.store(begun + slot, block.to(tl.int32))
+        tl.store(crossing + slot, block.to(tl.int32))
     complete = ends & (row != entering)
-    if OPTIMIZER == 4:
+    if RULE == NORM:
         tl.store(state + block, tl.sum(tl.where(complete[:, None], sums * sums, 0.0)))
     else:
         _update(
             weight, state, second_state, row, complete, sums, dim, lr, eps, beta1, beta2, correction1, correction2,
-            rates, scale, key, OPTIMIZER, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+            rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish_runs_kernel(  # type: ignore[no-untyped-def]
-    ids, partial, begun, num_begun, weight, state, second_state, num_lookups, dim,
+    ids, partial, crossing, num_crossing, weight, state, second_state, num_lookups, dim,
     lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
-    OPTIMIZER: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
+    RULE: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
     SCALED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
     FROM_BACK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the runs that begin in one block and go on in the next, and update their rows."""
+    """Add up the runs that cross blocks, and update their rows."""
     item = tl.program_id(0)
-    count = tl.load(num_begun + (1 if FROM_BACK else 0))
+    count = tl.load(num_crossing + (1 if FROM_BACK else 0))
     column = tl.arange(0, BLOCK_D)
     while item < count:
         slot = tl.cdiv(num_lookups, BLOCK_K) - 1 - item if FROM_BACK else item
-        block = tl.load(begun + slot).to(tl.int64)
+        block = tl.load(crossing + slot).to(tl.int64)
         row = tl.load(ids + (block + 1) * BLOCK_K).to(tl.int64)
         total = tl.load(partial + (2 * block + 1) * dim + column, mask=column < dim, other=0.0)
         sums = tl.zeros([BLOCK_C, BLOCK_D], dtype=tl.float32)  # added up once, behind the loop
@@ -183,31 +194,55 @@ def _finish_runs_kernel(  # type: ignore[no-untyped-def]
             other = base + tl.arange(0, BLOCK_C)
             first = tl.load(ids + other * BLOCK_K, mask=other * BLOCK_K < num_lookups, other=-1).to(tl.int64)
             base += BLOCK_C
-            place = (base - 1) * BLOCK_K
-            first_of_last = tl.load(ids + place, mask=place < num_lookups, other=-1).to(tl.int64)
+            position = (base - 1) * BLOCK_K
+            first_of_last = tl.load(ids + position, mask=position < num_lookups, other=-1).to(tl.int64)
             mask = (first == row)[:, None] & (column < dim)[None, :]
             sums += tl.load(partial + (2 * other)[:, None] * dim + column[None, :], mask=mask, other=0.0)
         total += tl.sum(sums, axis=0)
-        if OPTIMIZER == 4:
+        if RULE == NORM:
             tl.store(state + tl.cdiv(num_lookups, BLOCK_K) + block, tl.sum(total * total))
         else:
             one = tl.zeros([1], dtype=tl.int64)
             _update(
                 weight, state, second_state, row + one, one == 0, total[None, :], dim, lr, eps, beta1, beta2,
-                correction1, correction2, rates, scale, key, OPTIMIZER, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+                correction1, correction2, rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
             )  # fmt: skip
         item += tl.num_programs(0)
 
 
-def update_rows(optimizer: str, weight: Tensor, gradient: RowGradient, *states: Tensor, **settings: Any) -> None:
-    """Sum `gradient` by row and apply the optimizer (see `row_update`) to the rows of `weight` [R, D] it touches.
+class _Launch(NamedTuple):
+    """Arguments that the kernels of one update share."""
 
-    `states` are the optimizer's, as the functions of `row_update` take them, in float32; settings as
-    `update_sorted_rows` takes them.
+    ids: Tensor
+    partial: Tensor
+    """[blocks, 2, D]: sums of runs that enter and leave a block."""
+    crossing: Tensor
+    """[blocks]: first blocks of the runs that cross blocks, short runs from the front, long ones from the back."""
+    num_crossing: Tensor
+    """[2]: short and long ones."""
+    arguments: tuple[Any, ...]
+    """Positional arguments behind those: storages, sizes and numbers of the step."""
+    constants: dict[str, Any]
+
+    @property
+    def num_blocks(self) -> int:
+        return self.crossing.numel()
+
+
+def update_rows(
+    rule: UpdateRule,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    gradient: RowGradient,
+    scalars: UpdateScalars,
+    on_device: DeviceScalars = NO_DEVICE_SCALARS,
+) -> None:
+    """Sum `gradient` by row and apply the update (see `row_update`) to the rows of `weight` [R, D] it touches.
+
+    `states` are those of the plain update, in its order and in float32.
     """
     if gradient.ids.numel():
-        ids, order = sorted_ids(gradient, weight.shape[0])
-        update_sorted_rows(optimizer, weight, ids, order, gradient, *states, **settings)
+        update_sorted_rows(rule, weight, states, gradient, sorted_ids(gradient, weight.shape[0]), scalars, on_device)
 
 
 def sorted_ids(gradient: RowGradient, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -216,117 +251,114 @@ def sorted_ids(gradient: RowGradient, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 def sort_rows(numbers: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Row numbers [L] in ascending order, and where each of them was."""
+    """Row numbers [L] in ascending order, and the position that each had."""
     ids, order = torch.sort(numbers.int() if num_rows < 2**31 else numbers, stable=True)
     return ids, order
 
 
 def update_sorted_rows(
-    optimizer: str,
+    rule: UpdateRule,
     weight: Tensor,
-    ids: Tensor,
-    order: Tensor,
+    states: Sequence[Tensor],
     gradient: RowGradient,
-    *states: Tensor,
-    lr: float = 0.0,
-    eps: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    step: int = 1,
-    rates: Tensor | None = None,
-    scale: Tensor | None = None,
-    stochastic: Tensor | None = None,
+    sorted_rows: tuple[Tensor, Tensor],
+    scalars: UpdateScalars,
+    on_device: DeviceScalars = NO_DEVICE_SCALARS,
 ) -> None:
-    """`update_rows` for the ids and the order that `sorted_ids` gave; `gradient.ids` itself is not read.
-
-    What changes from step to step may lie on the device, for a step that is captured in a graph: `rates` [3] holds lr,
-    1 - beta1^step and 1 - beta2^step instead of `lr` and `step`. Gradients are multiplied by `scale` [1] where given.
-    With `stochastic` [2], the `stochastic.keys` of this step as int64, new values of a storage of two-byte numbers are
-    rounded up or down at random, so that small updates are not lost.
-    """
-    num_lookups, dim = order.numel(), weight.shape[1]
-    if num_lookups == 0:
+    """`update_rows` with the result of `sorted_ids`; `gradient.ids` itself is not read."""
+    ids, order = sorted_rows
+    if order.numel() == 0:
         return
-    has_bags = gradient.bag_of is not None and gradient.sorted is None
     assert gradient.sorted is None or gradient.weights is None
-    grads = gradient.grad.contiguous()
-    block_d = triton.next_power_of_2(dim)
-    block_k = _lookups_a_block(optimizer, dim)
-    num_blocks = triton.cdiv(num_lookups, block_k)
-    partial = torch.empty(num_blocks, 2, dim, dtype=torch.float32, device=weight.device)
-    begun = torch.empty(num_blocks, dtype=torch.int32, device=weight.device)
-    num_begun = torch.zeros(2, dtype=torch.int32, device=weight.device)
-    state = states[0] if states else weight
-    scalars = (
-        lr, eps, betas[0], betas[1], 1.0 - betas[0] ** step, 1.0 - betas[1] ** step,
-        partial if rates is None else rates, partial if scale is None else scale,
-        order if stochastic is None else stochastic,
-    )  # fmt: skip
-    rounds = stochastic is not None and weight.dtype in FORMATS
-    fraction, least = FORMATS[weight.dtype] if rounds else (0, 0)
-    shared = {
-        "OPTIMIZER": OPTIMIZERS[optimizer],
-        "FRACTION": fraction,
-        "LEAST": least,
-        "DEVICE_RATES": rates is not None,
-        "SCALED": scale is not None,
-        "BLOCK_K": block_k,
-        "BLOCK_D": block_d,
-    }
-    storage = (weight, state, states[1] if len(states) > 1 else state)
-    _sum_runs_kernel[(num_blocks,)](
+    bag_of = gradient.bag_of if gradient.sorted is None else None
+    launch = _launch(rule, weight, states, ids, scalars, on_device)
+    _sum_runs_kernel[(launch.num_blocks,)](
         ids,
         order,
-        gradient.bag_of if has_bags else order,
+        order if bag_of is None else bag_of,
         order if gradient.weights is None else gradient.weights,
-        grads,
-        partial,
-        begun,
-        num_begun,
-        *storage,
-        num_lookups,
-        dim,
-        *scalars,
-        HAS_BAGS=has_bags,
+        gradient.grad.contiguous(),
+        launch.partial,
+        launch.crossing,
+        launch.num_crossing,
+        *launch.arguments,
+        HAS_BAGS=bag_of is not None,
         WEIGHTED=gradient.weights is not None,
         LONG_RUN=LONG_RUN,
         num_warps=1,
-        **shared,
+        **launch.constants,
+    )
+    if launch.num_blocks > LONG_RUN:
+        with beside(weight.device) as other:  # both lists are short of work: 4 us less for DLRM-small
+            _finish_runs(launch, LONG_RUNS)
+        _finish_runs(launch, SHORT_RUNS)
+        other.join()
+    elif launch.num_blocks > 1:
+        _finish_runs(launch, SHORT_RUNS)
+
+
+def _launch(
+    rule: UpdateRule,
+    weight: Tensor,
+    states: Sequence[Tensor],
+    ids: Tensor,
+    scalars: UpdateScalars,
+    on_device: DeviceScalars,
+) -> _Launch:
+    num_lookups, dim, device = ids.numel(), weight.shape[1], weight.device
+    block_k = _lookups_per_block(dim, with_state=any(state.ndim > 1 for state in states))
+    num_blocks = triton.cdiv(num_lookups, block_k)
+    partial = torch.empty(num_blocks, 2, dim, dtype=torch.float32, device=device)
+    state = states[0] if states else weight
+    keys = on_device.keys
+    if keys is None and scalars.rounding is not None:
+        keys = torch.tensor(scalars.rounding, device=device)
+    fraction, least = (0, 0) if keys is None else FORMATS.get(weight.dtype, (0, 0))
+    arguments = (
+        weight, state, states[1] if len(states) > 1 else state, num_lookups, dim,
+        scalars.lr, scalars.eps, *scalars.betas, *(1.0 - beta**scalars.step for beta in scalars.betas),
+        partial if on_device.rates is None else on_device.rates,
+        partial if on_device.scale is None else on_device.scale,
+        ids if keys is None else keys,
+    )  # fmt: skip
+    constants = {
+        "RULE": rule.value,
+        "FRACTION": fraction,
+        "LEAST": least,
+        "DEVICE_RATES": on_device.rates is not None,
+        "SCALED": on_device.scale is not None,
+        "BLOCK_K": block_k,
+        "BLOCK_D": triton.next_power_of_2(dim),
+    }
+    crossing = torch.empty(num_blocks, dtype=torch.int32, device=device)
+    return _Launch(ids, partial, crossing, torch.zeros(2, dtype=torch.int32, device=device), arguments, constants)
+
+
+def _finish_runs(launch: _Launch, runs: dict[str, int]) -> None:
+    """Add up the runs of one list."""
+    _finish_runs_kernel[(min(launch.num_blocks, runs["programs"]),)](
+        launch.ids,
+        launch.partial,
+        launch.crossing,
+        launch.num_crossing,
+        *launch.arguments,
+        BLOCK_C=max(2, min(runs["blocks"], runs["blocks"] * 128 // launch.constants["BLOCK_D"])),
+        FROM_BACK=runs is LONG_RUNS,
+        num_warps=runs["num_warps"],
+        **launch.constants,
     )
 
-    def finish(runs: dict[str, int]) -> None:
-        _finish_runs_kernel[(min(num_blocks, runs["programs"]),)](
-            ids,
-            partial,
-            begun,
-            num_begun,
-            *storage,
-            num_lookups,
-            dim,
-            *scalars,
-            BLOCK_C=max(2, min(runs["blocks"], runs["blocks"] * 128 // block_d)),
-            FROM_BACK=runs is LONG_RUNS,
-            num_warps=runs["num_warps"],
-            **shared,
-        )
 
-    if num_blocks > LONG_RUN:
-        with beside(weight.device) as other:  # both lists are short of work: 4 us less for DLRM-small
-            finish(LONG_RUNS)
-        finish(SHORT_RUNS)
-        other.join()
-    elif num_blocks > 1:
-        finish(SHORT_RUNS)
-
-
-def _lookups_a_block(optimizer: str, dim: int) -> int:
-    elements = ELEMENTS["sgd" if optimizer == "norm" else optimizer]
+def _lookups_per_block(dim: int, *, with_state: bool) -> int:
+    elements = ELEMENTS_WITH_STATE if with_state else ELEMENTS
     return max(1, min(128, elements // triton.next_power_of_2(dim)))
 
 
-def squared_norm(ids: Tensor, order: Tensor, gradient: RowGradient) -> Tensor:
+def squared_norm(gradient: RowGradient, sorted_rows: tuple[Tensor, Tensor]) -> Tensor:
     """Sum of the squares of the summed gradients of all rows, a 0-dim tensor, without writing those sums anywhere."""
-    num_blocks = triton.cdiv(order.numel(), _lookups_a_block("norm", gradient.grad.shape[1]))
-    squares = torch.zeros(2 * num_blocks, dtype=torch.float32, device=order.device)  # of runs in a block, of others
-    placeholder = squares.new_empty(0, gradient.grad.shape[1])
-    update_sorted_rows("norm", placeholder, ids, order, gradient, squares)
+    ids, dim = sorted_rows[0], gradient.grad.shape[1]
+    num_blocks = triton.cdiv(ids.numel(), _lookups_per_block(dim, with_state=False))
+    squares = torch.zeros(2 * num_blocks, dtype=torch.float32, device=ids.device)  # of runs in a block, of others
+    placeholder = squares.new_empty(0, dim)
+    update_sorted_rows(UpdateRule.NORM, placeholder, [squares], gradient, sorted_rows, UpdateScalars())
     return squares.sum()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from holdall.kernels import tensor_train_layout_triton
 from holdall.kernels.row_gradient import RowGradient
-from holdall.kernels.row_update_triton import _later
+from holdall.kernels.row_update_triton import segmented_add
 from holdall.kernels.tensor_train_layout_triton import Distinct, Trains, ceil_div, run_bounds
 
 COLUMNS, ITEMS = 128, 32
@@ -38,7 +38,7 @@ def _sum_by_id_kernel(  # type: ignore[no-untyped-def]
     if WEIGHTED:
         grad *= tl.load(weights + lookup, mask=inside, other=0.0).to(tl.float32)[:, None]
     begins = tl.broadcast_to((id != before).to(tl.int32)[:, None], [WINDOW, BLOCK_D])
-    _, total = tl.associative_scan((begins, grad), 0, _later)
+    _, total = tl.associative_scan((begins, grad), 0, segmented_add)
     out = sums + id.to(tl.int64)[:, None] * dim + column[None, :]
     tl.store(out, total, mask=mask & (id != after)[:, None])
 

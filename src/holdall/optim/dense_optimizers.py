@@ -1,7 +1,7 @@
-"""torch's optimizers for parameters with dense gradients; on a GPU in few kernels, with learning rates on the device.
+"""Optimizers of parameters with dense gradients, which are torch's; on a GPU fused, with learning rates on the device.
 
-A step that is captured in a CUDA graph is replayed with the numbers it was captured with, unless they are read from the
-device. So there every number that changes from step to step is one of `StepScalars`, whether or not a graph is used.
+A CUDA graph replays a step with the numbers it was captured with, unless kernels read them from the device. So on a GPU
+every number that changes from step to step is one of `StepScalars`, whether or not a graph is used.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import torch
 
 
 class StepScalars:
-    """Numbers that the host sets for every step and kernels read, on a GPU."""
+    """Numbers on a GPU that the host sets for every step and kernels read."""
 
     def __init__(self, count: int, device: torch.device, dtype: torch.dtype = torch.float32):
         self.values = torch.zeros(count, dtype=dtype, device=device)
         self._set: list[float] | None = None
 
     def set(self, values: Sequence[float]) -> None:
-        """Copy them over, if they are others than before, without waiting; the pinned memory is kept until the copy is
-        done."""
+        """Copy `values` to the device if they have changed, without waiting; the pinned memory lives until then."""
         if self._set == list(values):
             return
         self._set = list(values)
@@ -31,17 +30,11 @@ class StepScalars:
 class DeviceAdagrad(torch.optim.Optimizer):
     """Adagrad of torch with its learning rate on the device: s += g^2; w -= lr * g / (sqrt(s) + eps).
 
-    torch's own takes the rate from the host. State is named as there.
+    torch's own reads the rate from the host. State has torch's names.
     """
 
     def __init__(self, groups: list[dict[str, Any]], eps: float):
         super().__init__(groups, {"eps": eps})
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                self.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),
-                    "sum": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                }
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -60,34 +53,17 @@ class DeviceAdagrad(torch.optim.Optimizer):
             torch._foreach_sub_(parameters, changes)
 
 
-def on_gpu(groups: Sequence[dict[str, Any]]) -> bool:
-    """Whether all parameters are on a GPU."""
-    return all(parameter.is_cuda for group in groups for parameter in group["params"])
+Groups = list[dict[str, Any]]
+"""Parameter groups of a torch optimizer, each with its learning rate: a number, or a 0-dim tensor on the GPU."""
 
 
-def torch_optimizer(
-    name: str, groups: list[dict[str, Any]], lr: float, eps: float, betas: tuple[float, float]
-) -> torch.optim.Optimizer:
-    """The optimizer of that name, its state made at once so that a checkpoint can load into it.
+def sgd(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, fused=on_gpu)
 
-    Learning rates of groups may be 0-dim tensors on the GPU that all their parameters are on.
-    """
-    optimizer: torch.optim.Optimizer
-    fused = on_gpu(groups)
-    match name:
-        case "sgd":
-            optimizer = torch.optim.SGD(groups, lr=lr, fused=fused)
-        case "adagrad" | "rowwise_adagrad":
-            optimizer = DeviceAdagrad(groups, eps) if fused else torch.optim.Adagrad(groups, lr=lr, eps=eps)
-        case "adam":
-            optimizer = torch.optim.Adam(groups, lr=lr, eps=eps, betas=betas, fused=fused or None, capturable=fused)
-            for group in groups:
-                for parameter in group["params"]:
-                    optimizer.state[parameter] = {
-                        "step": torch.zeros((), device=parameter.device if fused else "cpu"),
-                        "exp_avg": torch.zeros_like(parameter),
-                        "exp_avg_sq": torch.zeros_like(parameter),
-                    }
-    for group in optimizer.param_groups:
-        group["initial_lr"] = group["lr"]
-    return optimizer
+
+def adagrad(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
+    return DeviceAdagrad(groups, eps) if on_gpu else torch.optim.Adagrad(groups, eps=eps)
+
+
+def adam(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, eps=eps, betas=betas, fused=on_gpu or None, capturable=on_gpu)

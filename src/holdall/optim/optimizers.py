@@ -1,172 +1,41 @@
-"""Optimizers: torch's own for the dense part, and ours for table rows, which touch only touched rows.
-
-| name | rows of tables | everything else |
-| --- | --- | --- |
-| `sgd` | SGD | torch SGD |
-| `adagrad` | Adagrad, one accumulator a number | torch Adagrad |
-| `rowwise_adagrad` | Adagrad, one accumulator a row | torch Adagrad |
-| `adam` | lazy Adam: moments decay when touched | torch Adam |
-"""
+"""Both optimizers of a model, of its table rows and of its dense parameters, behind one `step`."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from holdall.common.errors import ConfigError, did_you_mean
-from holdall.embedding.bags import EmbeddingBags
-from holdall.embedding.dense_pack import DensePack
-from holdall.kernels import row_update
-from holdall.kernels.dispatch import takes_triton
-from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.common.errors import ConfigError
+from holdall.kernels.row_update import DeviceScalars, UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import keys
-from holdall.optim.dense_optimizers import StepScalars, torch_optimizer
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.dense_optimizers import StepScalars
+from holdall.optim.row_groups import RowGroup, find_row_groups
 from holdall.tables import Table
 
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
-NAMES: tuple[str, ...] = ("sgd", "adagrad", "rowwise_adagrad", "adam")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """What updates the parameters, and how fast."""
-
-    name: OptimizerName = "rowwise_adagrad"
-    lr: float = 0.01
-    table_lr: float | None = None
-    """Learning rate of the tables; `lr` when None."""
-    eps: float = 1e-8
-    betas: tuple[float, float] = (0.9, 0.999)
-    stochastic_seed: int | None = None
-    """Seed of the stochastic rounding of bfloat16 and float16 rows (see `kernels.stochastic`); to nearest when None."""
-
-    def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ConfigError(f"unknown optimizer '{self.name}'{did_you_mean(self.name, NAMES)}")
-        if not self.lr > 0 or (self.table_lr is not None and not self.table_lr > 0):
-            raise ConfigError(f"learning rates must be above 0, not lr={self.lr}, table_lr={self.table_lr}")
-
-
-class RowGroup:
-    """Rows to update: a pack of tables, or one parameter with sparse gradients, with their optimizer state."""
-
-    def __init__(self, names: dict[str, str], config: OptimizerConfig, pack: DensePack | None, weight: Tensor):
-        self.names = names
-        """Full parameter name -> table name in the pack (or '' for a lone parameter)."""
-        self.pack = pack
-        self.parameter = weight
-        self.summed: tuple[Tensor, Tensor] | None = None
-        self.sorted: tuple[Tensor, Tensor, RowGradient] | None = None
-        """Row numbers in order, the lookups they came from, and the gradient, where clipping has sorted them."""
-        self._slots = {} if pack is not None else _new_slots(config.name, weight)
-        if pack is not None:
-            pack.allocate_slots(lambda rows: _new_slots(config.name, rows))
-
-    @property
-    def weight(self) -> Tensor:
-        return self.parameter if self.pack is None else self.pack.storage
-
-    @property
-    def slots(self) -> dict[str, Tensor]:
-        """Optimizer state by kind, its rows those of `weight`."""
-        return self._slots if self.pack is None else self.pack.slots
-
-    def gradient(self) -> RowGradient | None:
-        """What the backward left."""
-        if self.pack is not None:
-            return join(self.pack.gradients) if self.pack.gradients else None
-        grad = self.parameter.grad
-        if grad is None:
-            return None
-        assert grad.is_sparse, "row parameters have sparse gradients"
-        return RowGradient(grad._indices()[0], grad._values())
-
-    def replace_gradient(self, gradient: RowGradient) -> None:
-        """Put a gradient in the place of what the backward left, such as that of all processes together."""
-        if self.pack is not None:
-            self.pack.gradients = [gradient]
-            return
-        weight, values = self.parameter, gradient.grad.to(self.parameter.dtype)
-        self.parameter.grad = torch.sparse_coo_tensor(gradient.ids[None], values, weight.shape, check_invariants=False)
-
-    def sum_gradients(self) -> None:
-        """Turn what the backward left into distinct rows and one gradient each."""
-        gradient = self.gradient()
-        self.summed = None if gradient is None else sum_by_row(gradient)
-
-    def squared_norm(self) -> Tensor | None:
-        """Of the summed gradient, without summing it in memory; keeps what it sorted for the update."""
-        from holdall.kernels import row_update_triton
-
-        gradient = self.gradient()
-        if gradient is None or gradient.ids.numel() == 0:
-            return None
-        self.sorted = (*row_update_triton.sorted_ids(gradient, self.weight.shape[0]), gradient)
-        return row_update_triton.squared_norm(*self.sorted)
-
-    def clear(self) -> None:
-        self.summed = self.sorted = None
-        if self.pack is not None:
-            self.pack.gradients.clear()
-        self.parameter.grad = None
-
-    def views(self) -> Iterator[tuple[str, Any]]:
-        """State tensors by parameter name and slot."""
-        for full_name, table in self.names.items():
-            views = self._slots if self.pack is None else self.pack.slot_views(table)
-            for slot, state in views.items():
-                yield f"{full_name}.{slot}", state
-
-
-def _new_slots(name: str, weight: Tensor) -> dict[str, Tensor]:
-    """Optimizer state for rows of `weight`, in float32 or wider; zero pages cost nothing until they are touched."""
-    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=weight.device)
-
-    match name:
-        case "adagrad":
-            return {"sum": zeros(*weight.shape)}
-        case "rowwise_adagrad":
-            return {"sum": zeros(weight.shape[0])}
-        case "adam":
-            return {"exp_avg": zeros(*weight.shape), "exp_avg_sq": zeros(*weight.shape)}
-    return {}
-
-
-def state_bytes_per_row(config: OptimizerConfig, dim: int) -> int:
-    """Bytes of optimizer state that a float32 row of a table comes with."""
-    slots = _new_slots(config.name, torch.empty(1, dim, device="meta"))
-    return sum(state.nbytes for state in slots.values())
-
-
 SquaredNorm = Callable[[Mapping[str, nn.Parameter], Sequence[RowGroup]], float]
-"""Of the gradients of dense parameters and of rows, which are in `RowGroup.summed`."""
+"""Squared norm of the gradients of dense parameters and of rows; those of rows are in `RowGroup.summed`."""
 
 
 class Optimizers:
-    """Both optimizers of a model behind one `step`, with state that is named by parameter.
+    """Optimizers of a model, with state that is named by parameter.
 
-    Creating it takes over the gradients of packed tables (see `DensePack.collects`); make it after the model is on its
-    device.
+    Creating it takes over the gradients of packed tables (see `DensePack.collects`), on the device they are on.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig):
         self.config = config
         self.step_count = 0
         self._factor = 1.0
-        self._rows = list(_find_rows(model, config))
+        self._rows = list(find_row_groups(model, config.record))
         row_names = {name for rows in self._rows for name in rows.names}
         self._self_updating: list[Any] = [m for m in model.modules() if hasattr(m, "apply_gradients")]
-        if self._self_updating and config.name != "sgd":
+        if self._self_updating and config.record.row_rule is not UpdateRule.SGD:
             kinds = sorted({str(table.method) for table in self._self_updating})
             raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {config.name}")
         tables = {id(p) for module in model.modules() if isinstance(module, Table) for p in module.parameters()}
@@ -180,24 +49,23 @@ class Optimizers:
         """On a GPU: table_lr, 1 - beta1^step, 1 - beta2^step, lr, table_lr of this step."""
         self._keys: StepScalars | None = None
         self._scale: Tensor | None = None
-        """What clipping multiplies the gradients of rows by."""
+        """Factor of clipping on the gradients of rows."""
         devices = {p.device for p in self._dense.values()} | {rows.weight.device for rows in self._rows}
         if len(devices) == 1 and next(iter(devices)).type == "cuda":
             self._scalars = StepScalars(5, next(iter(devices)))
             self._keys = StepScalars(2, next(iter(devices)), torch.int64)
             for group in groups:
                 group["lr"] = self._scalars.values[4 if id(group["params"][0]) in tables else 3]
-        rates = (config.lr, config.eps, config.betas)
-        self._torch = torch_optimizer(config.name, groups, *rates) if groups else None
+        self._torch = config.record.dense_optimizer(groups, config.eps, config.betas) if groups else None
 
     @property
     def row_groups(self) -> list[RowGroup]:
-        """What is updated by row."""
+        """Parameters that are updated by row."""
         return self._rows
 
     @property
     def dense_parameters(self) -> dict[str, nn.Parameter]:
-        """What is updated as a whole, by name: MLPs, and the parts of compressed tables that are not rows."""
+        """Parameters that are updated as a whole, by name: MLPs, and parts of compressed tables that are not rows."""
         return self._dense
 
     @property
@@ -210,7 +78,7 @@ class Optimizers:
         return self.config.lr if self.config.table_lr is None else self.config.table_lr
 
     def set_factor(self, factor: float) -> None:
-        """Scale every learning rate, as the schedule says for this step."""
+        """Scale every learning rate by the schedule's factor of this step."""
         self._factor = factor
         if self._torch is not None and self._scalars is None:
             for group in self._torch.param_groups:
@@ -227,13 +95,13 @@ class Optimizers:
     def clip(self, max_norm: float, squared_norm: SquaredNorm | None = None) -> float | Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before.
 
-        On a GPU that is a tensor and nothing waits for it: rows are scaled as they are updated. Where some gradients
-        are with other processes, `squared_norm` computes that of all.
+        On a GPU the norm is a tensor and nothing waits for it: rows are scaled as they are updated. Where other
+        processes have some of the gradients, `squared_norm` computes that of all.
         """
         if self._self_updating:
             raise ConfigError("gradients of tables that round their own updates cannot be clipped: leave clip_norm out")
         gradients = [p.grad for p in self._dense.values() if p.grad is not None]
-        if squared_norm is None and self._scalars is not None and all(self._fuses(rows) for rows in self._rows):
+        if squared_norm is None and self._scalars is not None and all(rows.fuses for rows in self._rows):
             return self._clip_on_device(max_norm, gradients)
         for rows in self._rows:
             rows.sum_gradients()
@@ -268,10 +136,10 @@ class Optimizers:
         self.apply()
 
     def prepare(self) -> None:
-        """What the host does for a step: count it, and bring its rates to the device."""
+        """The host's part of a step: count it, and copy its rates to the device."""
         self.step_count += 1
         if self._scalars is not None:
-            count = self.step_count if self.config.name == "adam" else 1  # others correct nothing
+            count = self.step_count if self.config.record.corrects_bias else 1  # equal values are not copied again
             corrections = [1.0 - beta**count for beta in self.config.betas]
             table_lr, lr = self.table_lr * self._factor, self.config.lr * self._factor
             self._scalars.set([table_lr, *corrections, lr, table_lr])
@@ -280,19 +148,14 @@ class Optimizers:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """What the device does for a step, after `prepare`: update with the gradients of the backward, clear them."""
+        """The device's part of a step, after `prepare`: update with the gradients of the backward, and clear them."""
         device = torch.device("cpu") if self._scalars is None else self._scalars.values.device
         with beside(device) as other:  # small kernels, in a graph beside the large ones of the rows
             if self._torch is not None:
                 self._torch.step()
+        scalars, on_device = self._step_scalars()
         for rows in self._rows:
-            if rows.summed is None and self._fuses(rows):
-                self._fused_update(rows)
-                continue
-            if rows.summed is None:
-                rows.sum_gradients()
-            if rows.summed is not None:
-                self._update(rows)(rows.weight, *rows.summed, **rows.slots)
+            rows.update(scalars, on_device)
         for table in self._self_updating:
             table.apply_gradients(self.table_lr * self._factor)
         other.join()
@@ -305,61 +168,26 @@ class Optimizers:
             return "parameters are not all on one GPU"
         if self._self_updating:
             return f"{self._self_updating[0].method} tables update themselves"
-        if not all(self._fuses(rows) for rows in self._rows):
+        if not all(rows.fuses for rows in self._rows):
             return "rows are not updated by Triton kernels"
         return None
 
-    @staticmethod
-    def _fuses(rows: RowGroup) -> bool:
-        return takes_triton("the row update", rows.weight, fits=_fits(rows.weight))
-
-    def _fused_update(self, rows: RowGroup) -> None:
-        """Sum and update in one pass over the gradients, without waiting for the device."""
-        from holdall.kernels import row_update_triton
-
-        gradient = rows.gradient() if rows.sorted is None else rows.sorted[2]
-        if gradient is None or gradient.ids.numel() == 0:
-            return
-        ids, order = (
-            row_update_triton.sorted_ids(gradient, rows.weight.shape[0]) if rows.sorted is None else rows.sorted[:2]
-        )
-        row_update_triton.update_sorted_rows(
-            self.config.name,
-            rows.weight,
-            ids,
-            order,
-            gradient,
-            *rows.slots.values(),
+    def _step_scalars(self) -> tuple[UpdateScalars, DeviceScalars]:
+        """Numbers of this step for the updates of rows: those on the host, and those that kernels read on a GPU."""
+        seed = self.config.stochastic_seed
+        scalars = UpdateScalars(
             lr=self.table_lr * self._factor,
             eps=self.config.eps,
             betas=self.config.betas,
             step=self.step_count,
-            rates=None if self._scalars is None else self._scalars.values,
-            scale=self._scale,
-            stochastic=self._rounding_keys(rows.weight.device),
+            rounding=None if seed is None else keys(seed, self.step_count),
         )
-
-    def _rounding_keys(self, device: torch.device) -> Tensor | None:
-        if self.config.stochastic_seed is None:
-            return None
-        if self._keys is not None:
-            return self._keys.values
-        return torch.tensor(keys(self.config.stochastic_seed, self.step_count), device=device)
-
-    def _update(self, rows: RowGroup) -> Callable[..., None]:
-        seed = self.config.stochastic_seed
-        settings: dict[str, Any] = {
-            "lr": self.table_lr * self._factor,
-            "rounding": None if seed is None else keys(seed, self.step_count),
-        }
-        if self.config.name != "sgd":
-            settings["eps"] = self.config.eps
-        if self.config.name == "adam":
-            settings.update(step=self.step_count, betas=self.config.betas)
-        return functools.partial(getattr(row_update, self.config.name), **settings)
+        rates = None if self._scalars is None else self._scalars.values
+        rounding = None if self._keys is None or seed is None else self._keys.values
+        return scalars, DeviceScalars(rates=rates, scale=self._scale, keys=rounding)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every state tensor by name, as views: what a checkpoint saves and loads into."""
+        """State tensors by name, as views: a checkpoint saves them and loads into them."""
         found: dict[str, Any] = {}
         for rows in self._rows:
             found.update({f"rows.{name}": state for name, state in rows.views()})
@@ -367,36 +195,6 @@ class Optimizers:
             state = {} if self._torch is None else self._torch.state[parameter]
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})
         return found
-
-
-def _fits(weight: Tensor) -> bool:
-    """Whether the fused update takes this storage."""
-    narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return narrow and weight.ndim == 2 and weight.is_contiguous() and weight.shape[1] <= 2048
-
-
-def _find_rows(model: nn.Module, config: OptimizerConfig) -> Iterator[RowGroup]:
-    """Everything in the model that is updated by row."""
-    full_names = {id(parameter): name for name, parameter in model.named_parameters()}
-    taken: set[int] = set()
-    for module in model.modules():
-        if isinstance(module, EmbeddingBags):
-            for pack in module.packs:
-                trainable = {n: t for n, t in pack.tables.items() if t.weight.requires_grad}
-                if len(trainable) != len(pack.tables):
-                    continue  # some are frozen: leave the whole pack to ordinary sparse gradients
-                pack.repack()
-                pack.collects = True
-                names = {full_names[id(table.weight)]: name for name, table in pack.tables.items()}
-                taken.update(id(table.weight) for table in pack.tables.values())
-                # Not its storage itself: a pack may make another one, and the old one's memory is wanted back then.
-                yield RowGroup(names, config, pack, torch.empty(0))
-    for module in model.modules():
-        if isinstance(module, Table):
-            for parameter in module.row_parameters().values():
-                if parameter.requires_grad and id(parameter) not in taken:
-                    taken.add(id(parameter))
-                    yield RowGroup({full_names[id(parameter)]: ""}, config, None, parameter)
 
 
 def load_tensors(optimizers: Optimizers, tensors: Mapping[str, Tensor], step_count: int) -> None:

@@ -9,7 +9,8 @@ from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, refuse_below
 from holdall.common.sizes import parse_budget, parse_bytes
 from holdall.models.settings import ModelSettings
-from holdall.optim.optimizers import OptimizerConfig, OptimizerName
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.records import OptimizerName
 from holdall.planning.plan import TIERS, Caps, Plan
 from holdall.planning.presets import find_preset
 

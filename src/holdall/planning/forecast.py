@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from holdall.common.errors import ConfigError
-from holdall.optim.optimizers import _new_slots
+from holdall.optim.records import RECORDS
 from holdall.planning.lookup_counts import choose_hot
 from holdall.planning.plan import TIERS, Bytes, Forecast, Plan, TableForecast, TablePlan
 from holdall.planning.step_cost import Load, Problem, stage_seconds, step_seconds, table_load
@@ -159,14 +159,14 @@ def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) ->
     table = method.build(num_rows, dim, device="meta")
     by_row = {id(parameter) for parameter in table.row_parameters().values()}
     state = 0
-    torch_state = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}[optimizer]
+    record = RECORDS[optimizer]
     for parameter in table.parameters():
         if not parameter.requires_grad:
             continue
         if id(parameter) in by_row:
-            state += sum(slot.nbytes for slot in _new_slots(optimizer, parameter).values())
-        elif torch_state:
-            state += torch_state * parameter.numel() * max(4, parameter.element_size()) + 4  # and its count of steps
+            state += sum(slot.nbytes for slot in record.row_state(parameter).values())
+        else:
+            state += record.dense_state_bytes(parameter)
     parameters = sum(parameter.nbytes for parameter in table.parameters())
     return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
 

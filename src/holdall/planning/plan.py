@@ -24,7 +24,7 @@ from holdall.common.sizes import parse_bytes
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
 from holdall.models.settings import ModelSettings
-from holdall.optim.optimizers import NAMES
+from holdall.optim.records import NAMES
 from holdall.planning.plan_types import (
     STAGES,
     TIERS,

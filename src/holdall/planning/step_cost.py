@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdall.common.errors import ConfigError
-from holdall.optim.optimizers import OptimizerConfig, state_bytes_per_row
+from holdall.optim.records import RECORDS
 from holdall.planning.collective_cost import Links
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
 from holdall.planning.lookup_counts import Lookups
@@ -63,13 +63,12 @@ class Problem:
     @property
     def state_bytes(self) -> int:
         """Optimizer state of a dense row."""
-        return state_bytes_per_row(OptimizerConfig(name=self.optimizer), self.dim)  # type: ignore[arg-type]
+        return RECORDS[self.optimizer].row_state_bytes(self.dim)
 
     @property
     def moved_bytes(self) -> tuple[int, ...]:
-        """Bytes of each tensor's row that moves with a row: its weights, and each kind of optimizer state."""
-        state = {"sgd": (), "adagrad": (4 * self.dim,), "rowwise_adagrad": (4,), "adam": (4 * self.dim,) * 2}
-        return (self.row_bytes, *state[self.optimizer])
+        """Bytes of each tensor's row that moves with a row: its weights, and each slot of optimizer state."""
+        return (self.row_bytes, *RECORDS[self.optimizer].row_slot_bytes(self.dim))
 
     def batch_lookups(self, name: str) -> float:
         return self.lookups[name].per_sample * self.batch_size

@@ -21,7 +21,9 @@ from holdall.data.batch import Batch, Ids
 from holdall.data.schema import Schema
 from holdall.models.layers import MLP
 from holdall.models.model import Model, ModelConfig
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import RECORDS
 
 SIZES = (16, 32)
 """Batches of the two rehearsals."""
@@ -122,13 +124,13 @@ def rehearse(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mappi
     assert model is not None
     interaction = _interaction(model, lengths)
     dense = [p for name, p in model.named_parameters() if not name.startswith("bags.")]
-    state = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 1, "adam": 2}[optimizer]
+    record = RECORDS[optimizer]
     return DenseWork(
         layers=tuple(layers.values()),
         interaction=interaction,
         num_parameters=sum(parameter.numel() for parameter in dense),
         parameter_bytes=sum(parameter.nbytes for parameter in dense),
-        state_bytes=state * sum(parameter.nbytes for parameter in dense) + (4 * len(dense) if state else 0),
+        state_bytes=sum(record.dense_state_bytes(parameter) for parameter in dense),
         live=_lines(*histories),
     )
 

@@ -20,7 +20,7 @@ from holdall.common.settings import Settings, flat_settings, overlay, refuse_bel
 from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.models.settings import ModelSettings
-from holdall.optim.optimizers import OptimizerConfig
+from holdall.optim.config import OptimizerConfig
 from holdall.planning.plan import Plan
 from holdall.planning.strategy_kinds import names_with
 from holdall.tables import Method

@@ -21,7 +21,8 @@ from holdall.kernels.dispatch import HAS_TRITON
 from holdall.models.dlrm import DLRMConfig
 from holdall.models.loss import logloss
 from holdall.models.model import Model
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.planning.machine.clock import Clock, fit, fit_line
 from holdall.planning.machine.hardware import Captured
 from holdall.runtime.batch_prefetch import prefetch_to_device

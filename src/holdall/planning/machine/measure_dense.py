@@ -15,7 +15,9 @@ from torch import Tensor
 from holdall.embedding.id_checks import all_below
 from holdall.kernels.interaction import dot_interaction
 from holdall.models.layers import mlp
-from holdall.optim.optimizers import NAMES, OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.records import NAMES
 from holdall.planning.machine.clock import Clock, fit_line
 from holdall.planning.machine.hardware import Interaction, Layer, Line
 

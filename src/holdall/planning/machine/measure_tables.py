@@ -13,7 +13,8 @@ from torch import Tensor
 from holdall.data.batch import Ids
 from holdall.data.zipf import Zipf
 from holdall.embedding.bags import EmbeddingBags
-from holdall.optim.optimizers import OptimizerConfig, Optimizers
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.planning.machine.clock import Clock, fit
 from holdall.planning.machine.hardware import TableCost
 from holdall.planning.table_cost import COMPRESSED_ROWS, Chain, chain_of

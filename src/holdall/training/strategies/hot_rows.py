@@ -8,7 +8,6 @@ from typing import Any
 from holdall.common.sizes import parse_bytes
 from holdall.data.dataset import DataSet
 from holdall.models.model import Model
-from holdall.optim.optimizers import state_bytes_per_row
 from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
 from holdall.training.config import TrainConfig
@@ -39,7 +38,7 @@ def rows_within_hot_bytes(
 
 def bytes_per_row(config: TrainConfig, model: Model) -> int:
     """Bytes of a row with its optimizer state."""
-    return model.bags.dim * 4 + state_bytes_per_row(config.optimizer_config(), model.bags.dim)
+    return model.bags.dim * 4 + config.optimizer_config().record.row_state_bytes(model.bags.dim)
 
 
 def packed_tables(model: Model) -> set[str]:

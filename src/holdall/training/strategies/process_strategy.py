@@ -19,7 +19,8 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
 from holdall.evaluation.evaluate_model import SplitShare
-from holdall.optim.optimizers import Optimizers, RowGroup, SquaredNorm
+from holdall.optim.optimizers import Optimizers, SquaredNorm
+from holdall.optim.row_groups import RowGroup
 from holdall.training.strategies.base import Strategy
 from holdall.training.strategies.gradient_exchange import GradientExchange
 

@@ -13,7 +13,8 @@ from torch import nn
 from holdall.data.batch import Ids
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.models.model import Model
-from holdall.optim.optimizers import Optimizers, RowGroup
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.row_groups import RowGroup
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tiers.placement import move_dense_part
 from holdall.training.strategies.base import DeviceBatches, Segment

@@ -20,7 +20,8 @@ from holdall.distributed.two_fold import two_fold
 from holdall.distributed.two_fold_pack import TwoFoldPack
 from holdall.embedding.bags import module_name
 from holdall.models.model import Model
-from holdall.optim.optimizers import Optimizers, RowGroup
+from holdall.optim.optimizers import Optimizers
+from holdall.optim.row_groups import RowGroup
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.strategy_kinds import STRATEGY_KINDS

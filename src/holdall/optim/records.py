@@ -1,0 +1,142 @@
+"""One record per optimizer: its state, its updates of rows and of dense parameters.
+
+| name | rows of tables | everything else |
+| --- | --- | --- |
+| `sgd` | SGD | torch SGD |
+| `adagrad` | Adagrad, one accumulator a number | torch Adagrad |
+| `rowwise_adagrad` | Adagrad, one accumulator a row | torch Adagrad |
+| `adam` | lazy Adam: moments decay when touched | torch Adam |
+
+A new optimizer is a name and a record here, a plain update in `kernels.row_update` and a branch of the kernel in
+`kernels.row_update_triton`. Training, checkpoints and the cost model read the rest from the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from holdall.kernels import row_update
+from holdall.kernels.row_update import UpdateRule
+from holdall.optim import dense_optimizers
+
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+NAMES: tuple[str, ...] = get_args(OptimizerName)
+
+
+@dataclass(frozen=True)
+class RowSlot:
+    """State tensor with a line for each row of a table: one number for each of the row's, or one for all of them."""
+
+    name: str
+    """As checkpoints and the plain update call it."""
+    per_row: bool = False
+    """One number a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerRecord:
+    """State and updates of one optimizer."""
+
+    name: OptimizerName
+    row_slots: tuple[RowSlot, ...]
+    """State of table rows, in the order of the Triton kernel's arguments."""
+    row_update: Callable[..., None]
+    """Plain update of rows; see `kernels.row_update`."""
+    row_rule: UpdateRule
+    """Branch of the Triton kernel that computes the same."""
+    dense: Callable[..., torch.optim.Optimizer]
+    """Builder of the torch optimizer of dense parameters; see `dense_optimizers`."""
+    dense_slots: tuple[str, ...]
+    """State of a dense parameter, each of its shape and type. With any, torch counts its steps too."""
+    corrects_bias: bool = False
+    """Whether an update depends on the number of the step."""
+
+    def row_state(self, weight: Tensor) -> dict[str, Tensor]:
+        """Zero state for the rows of `weight`, by slot, in float32 or wider; memory is committed when it is touched."""
+        dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        return {
+            slot.name: torch.zeros(
+                weight.shape[:1] if slot.per_row else weight.shape, dtype=dtype, device=weight.device
+            )
+            for slot in self.row_slots
+        }
+
+    def row_slot_bytes(self, dim: int) -> tuple[int, ...]:
+        """Bytes of each slot for one float32 row of a table."""
+        return tuple(4 if slot.per_row else 4 * dim for slot in self.row_slots)
+
+    def row_state_bytes(self, dim: int) -> int:
+        """Bytes of all slots for one float32 row of a table."""
+        return sum(self.row_slot_bytes(dim))
+
+    def dense_state(self, parameter: Tensor, step_device: torch.device | str) -> dict[str, Tensor]:
+        """Zero state of a dense parameter under torch's names."""
+        if not self.dense_slots:
+            return {}
+        zeros = {slot: torch.zeros_like(parameter) for slot in self.dense_slots}
+        return {"step": torch.zeros((), device=step_device), **zeros}
+
+    def dense_state_bytes(self, parameter: Tensor) -> int:
+        """Bytes of `dense_state`."""
+        return len(self.dense_slots) * parameter.nbytes + (4 if self.dense_slots else 0)
+
+    def dense_optimizer(
+        self, groups: dense_optimizers.Groups, eps: float, betas: tuple[float, float]
+    ) -> torch.optim.Optimizer:
+        """The torch optimizer of dense parameters, its state made at once so that a checkpoint can load into it.
+
+        Learning rates of groups may be 0-dim tensors on the GPU that all their parameters are on.
+        """
+        on_gpu = all(parameter.is_cuda for group in groups for parameter in group["params"])
+        optimizer = self.dense(groups, eps, betas, on_gpu)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+            for parameter in group["params"]:
+                if self.dense_slots:
+                    optimizer.state[parameter] = self.dense_state(parameter, parameter.device if on_gpu else "cpu")
+        return optimizer
+
+
+RECORDS: dict[str, OptimizerRecord] = {
+    record.name: record
+    for record in (
+        OptimizerRecord(
+            name="sgd",
+            row_slots=(),
+            row_update=row_update.sgd,
+            row_rule=UpdateRule.SGD,
+            dense=dense_optimizers.sgd,
+            dense_slots=(),
+        ),
+        OptimizerRecord(
+            name="adagrad",
+            row_slots=(RowSlot("sum"),),
+            row_update=row_update.adagrad,
+            row_rule=UpdateRule.ADAGRAD,
+            dense=dense_optimizers.adagrad,
+            dense_slots=("sum",),
+        ),
+        OptimizerRecord(
+            name="rowwise_adagrad",
+            row_slots=(RowSlot("sum", per_row=True),),
+            row_update=row_update.rowwise_adagrad,
+            row_rule=UpdateRule.ROWWISE_ADAGRAD,
+            dense=dense_optimizers.adagrad,
+            dense_slots=("sum",),
+        ),
+        OptimizerRecord(
+            name="adam",
+            row_slots=(RowSlot("exp_avg"), RowSlot("exp_avg_sq")),
+            row_update=row_update.adam,
+            row_rule=UpdateRule.ADAM,
+            dense=dense_optimizers.adam,
+            dense_slots=("exp_avg", "exp_avg_sq"),
+            corrects_bias=True,
+        ),
+    )
+}

@@ -1,0 +1,149 @@
+"""Groups of table rows that are updated by row: their gradients, their optimizer state and their updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdall.embedding.bags import EmbeddingBags
+from holdall.embedding.dense_pack import DensePack
+from holdall.kernels.dispatch import takes_triton
+from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.kernels.row_update import DeviceScalars, UpdateScalars
+from holdall.optim.records import OptimizerRecord
+from holdall.tables import Table
+
+SortedGradient = tuple[RowGradient, tuple[Tensor, Tensor]]
+"""A gradient and its `row_update_triton.sorted_ids`."""
+
+
+class RowGroup:
+    """Rows of one storage, with their optimizer state: a pack of tables, or one parameter with sparse gradients."""
+
+    def __init__(self, names: dict[str, str], record: OptimizerRecord, pack: DensePack | None, weight: Tensor):
+        self.names = names
+        """Full parameter name -> table name in the pack (or '' for a single parameter)."""
+        self.record = record
+        self.pack = pack
+        self.parameter = weight
+        self.summed: tuple[Tensor, Tensor] | None = None
+        """Distinct rows and their summed gradients, after `sum_gradients`."""
+        self._sorted: SortedGradient | None = None
+        """After `squared_norm`, for `update`."""
+        self._slots = {} if pack is not None else record.row_state(weight)
+        if pack is not None:
+            pack.allocate_slots(record.row_state)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.parameter if self.pack is None else self.pack.storage
+
+    @property
+    def slots(self) -> dict[str, Tensor]:
+        """Optimizer state by slot, its rows those of `weight`."""
+        return self._slots if self.pack is None else self.pack.slots
+
+    def gradient(self) -> RowGradient | None:
+        """The gradient of the backward, not summed."""
+        if self.pack is not None:
+            return join(self.pack.gradients) if self.pack.gradients else None
+        grad = self.parameter.grad
+        if grad is None:
+            return None
+        assert grad.is_sparse, "row parameters have sparse gradients"
+        return RowGradient(grad._indices()[0], grad._values())
+
+    def replace_gradient(self, gradient: RowGradient) -> None:
+        """Put a gradient in the place of the backward's, such as that of all processes."""
+        if self.pack is not None:
+            self.pack.gradients = [gradient]
+            return
+        weight, values = self.parameter, gradient.grad.to(self.parameter.dtype)
+        self.parameter.grad = torch.sparse_coo_tensor(gradient.ids[None], values, weight.shape, check_invariants=False)
+
+    def sum_gradients(self) -> None:
+        """Sum the gradient of the backward by distinct row, into `summed`."""
+        gradient = self.gradient()
+        self.summed = None if gradient is None else sum_by_row(gradient)
+
+    def squared_norm(self) -> Tensor | None:
+        """Squared norm of the summed gradient, by kernels that store no sums. Keeps the sorted ids for `update`."""
+        from holdall.kernels import row_update_triton
+
+        self._sorted = self._sort_gradient()
+        return None if self._sorted is None else row_update_triton.squared_norm(*self._sorted)
+
+    def _sort_gradient(self) -> SortedGradient | None:
+        from holdall.kernels import row_update_triton
+
+        gradient = self.gradient()
+        if gradient is None or gradient.ids.numel() == 0:
+            return None
+        return gradient, row_update_triton.sorted_ids(gradient, self.weight.shape[0])
+
+    @property
+    def fuses(self) -> bool:
+        """Whether a Triton kernel sums the gradients and updates the rows in one pass."""
+        weight = self.weight
+        narrow = weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        fits = narrow and weight.ndim == 2 and weight.is_contiguous() and weight.shape[1] <= 2048
+        return takes_triton("the row update", weight, fits=fits)
+
+    def update(self, scalars: UpdateScalars, on_device: DeviceScalars) -> None:
+        """Apply the gradient of the backward, or `summed`; where it fuses, without waiting for the device."""
+        if self.summed is None and self.fuses:
+            self._fused_update(scalars, on_device)
+            return
+        if self.summed is None:
+            self.sum_gradients()
+        if self.summed is not None:
+            self.record.row_update(self.weight, *self.summed, scalars, **self.slots)
+
+    def _fused_update(self, scalars: UpdateScalars, on_device: DeviceScalars) -> None:
+        from holdall.kernels import row_update_triton
+
+        found = self._sorted or self._sort_gradient()
+        if found is not None:
+            rule, states = self.record.row_rule, list(self.slots.values())
+            row_update_triton.update_sorted_rows(rule, self.weight, states, *found, scalars, on_device)
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+        self.summed = self._sorted = None
+        if self.pack is not None:
+            self.pack.gradients.clear()
+        self.parameter.grad = None
+
+    def views(self) -> Iterator[tuple[str, Any]]:
+        """State tensors by parameter name and slot."""
+        for full_name, table in self.names.items():
+            views = self._slots if self.pack is None else self.pack.slot_views(table)
+            for slot, state in views.items():
+                yield f"{full_name}.{slot}", state
+
+
+def find_row_groups(model: nn.Module, record: OptimizerRecord) -> Iterator[RowGroup]:
+    """All parameters of the model that are updated by row. Packs start to collect their gradients."""
+    full_names = {id(parameter): name for name, parameter in model.named_parameters()}
+    packed: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, EmbeddingBags):
+            for pack in module.packs:
+                trainable = {n: t for n, t in pack.tables.items() if t.weight.requires_grad}
+                if len(trainable) != len(pack.tables):
+                    continue  # some are frozen: leave the whole pack to ordinary sparse gradients
+                pack.repack()
+                pack.collects = True
+                names = {full_names[id(table.weight)]: name for name, table in pack.tables.items()}
+                packed.update(id(table.weight) for table in pack.tables.values())
+                # Not its storage itself: a pack may replace it, and the old one's memory must be freed then.
+                yield RowGroup(names, record, pack, torch.empty(0))
+    for module in model.modules():
+        if isinstance(module, Table):
+            for parameter in module.row_parameters().values():
+                if parameter.requires_grad and id(parameter) not in packed:
+                    packed.add(id(parameter))
+                    yield RowGroup({full_names[id(parameter)]: ""}, record, None, parameter)

@@ -1,0 +1,68 @@
+"""Records of optimizers: planted state of rows and dense parameters, and bytes that equal the tensors'."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from holdall.optim.records import NAMES, RECORDS
+
+ROW_STATE = {
+    "sgd": {},
+    "adagrad": {"sum": (10, 3)},
+    "rowwise_adagrad": {"sum": (10,)},
+    "adam": {"exp_avg": (10, 3), "exp_avg_sq": (10, 3)},
+}
+DENSE_STATE = {
+    "sgd": [],
+    "adagrad": ["step", "sum"],
+    "rowwise_adagrad": ["step", "sum"],
+    "adam": ["step", "exp_avg", "exp_avg_sq"],
+}
+ROW_SLOT_BYTES = {"sgd": (), "adagrad": (64,), "rowwise_adagrad": (4,), "adam": (64, 64)}
+
+
+def test_every_name_has_its_record() -> None:
+    assert tuple(RECORDS) == NAMES
+    assert all(record.name == name for name, record in RECORDS.items())
+    assert len({record.row_rule for record in RECORDS.values()}) == len(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("dtype", "state_dtype"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)],
+)
+def test_row_state(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> None:
+    state = RECORDS[name].row_state(torch.ones(10, 3, dtype=dtype))
+    assert {slot: tuple(tensor.shape) for slot, tensor in state.items()} == ROW_STATE[name]
+    assert all(tensor.dtype == state_dtype and not tensor.any() for tensor in state.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_of_row_state(name: str) -> None:
+    record = RECORDS[name]
+    assert record.row_slot_bytes(16) == ROW_SLOT_BYTES[name]
+    stored = sum(tensor.nbytes for tensor in record.row_state(torch.ones(10, 16)).values())
+    assert 10 * record.row_state_bytes(16) == stored
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dense_state_is_what_torch_keeps(name: str, dtype: torch.dtype) -> None:
+    """The state made at once has the names, shapes and bytes of the state after a step."""
+    record = RECORDS[name]
+    parameter = nn.Parameter(torch.ones(4, 5, dtype=dtype))
+    optimizer = record.dense_optimizer([{"params": [parameter], "lr": 0.1}], 1e-8, (0.9, 0.999))
+    before = {slot: tensor.clone() for slot, tensor in optimizer.state[parameter].items()}
+    assert list(before) == DENSE_STATE[name]
+    assert sum(tensor.nbytes for tensor in before.values()) == record.dense_state_bytes(parameter)
+    parameter.sum().backward()
+    optimizer.step()
+    after = {slot: value for slot, value in optimizer.state[parameter].items() if value is not None}
+    assert list(after) == DENSE_STATE[name]
+    assert all(
+        after[slot].shape == tensor.shape and after[slot].dtype == tensor.dtype for slot, tensor in before.items()
+    )
+    assert all(tensor.any() for tensor in after.values())
