@@ -34,6 +34,7 @@ BENCHMARKS = {
     "simulate": "benchmarks.simulate",
     "local": "benchmarks.local",
     "recovery": "benchmarks.recovery",
+    "step_calls": "benchmarks.step_calls",
 }
 
 
