@@ -5,7 +5,7 @@
 DLRM with dim 64 and tables in the proportions of Criteo Kaggle, 60 GB in all; ids by a Zipf law in order of popularity.
 One run keeps its hot rows in memory and the others in a file (`--tail disk`), the other keeps all rows in memory, which
 fits because rows that are never touched take none (`--tail host`). Both runs are processes of their own, so that peak
-memory is theirs alone, and must end with the same loss to the last bit: where a row lives changes nothing.
+memory is theirs alone, and must end with the same loss to the last bit: where a row is stored changes nothing.
 """
 
 from __future__ import annotations

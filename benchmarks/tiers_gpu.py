@@ -9,8 +9,8 @@ exact. All tables on the device is `plain`, with no host rows to move. Every ste
 are end to end, from the log of each run: the median of its second half, and its spread. All `split` runs must end with
 the same loss to the last bit, and with that of `plain` up to rounding.
 
-Which rows are hot comes from the law the ids are drawn by, as a profile of a long log would say it: the samples trained
-on here are too few to rank 246 million rows.
+Hot rows are chosen by the law that the ids are drawn from, as a profile of a long log would rank them: the samples
+trained on here are too few to rank 246 million rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 
 FBGEMM = {"samples_per_second": 7.34e6, "of_this_run": False, "model": "DLRM-small, dim 128, 15 GB of tables, bf16"}
-"""fbgemm's managed-memory cache, measured earlier on an H200 with another model; fbgemm cannot be had here."""
+"""fbgemm's managed-memory cache, measured earlier on an H200 with another model; fbgemm does not install here."""
 SHOWN = (
     *("run", "samples_per_second", "p20", "p80", "step_ms", "over_all_on_device", "over_none_ahead", "device_gb"),
     *("start_seconds", "captured", "hot_share_of_lookups", "moved_bytes_per_sample", "loss"),
@@ -58,17 +58,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=246_000_000)
     parser.add_argument("--samples", type=int, default=6_000_000)
     parser.add_argument("--batch-size", type=int, default=65_536)
-    parser.add_argument("--hot-bytes", default="2.7GB", help="what leaves the rest of 4 GB to the step")
+    parser.add_argument("--hot-bytes", default="2.7GB", help="bytes of hot rows; the rest of 4 GB is for the step")
     parser.add_argument("--runs", nargs="+", default=["copy-0", "copy-2", "kernel-0", "kernel-1", "kernel-2", "plain"])
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--profile", action="store_true", help="print what the host does in a step of each run")
+    parser.add_argument("--profile", action="store_true", help="print the host's time in the parts of a step")
     arguments = parser.parse_args()
     runs = {}
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "data"
         write_data(data, arguments)
-        for name in sorted(arguments.runs, key=lambda name: "@" in name):  # those with shapes of their own last
+        for name in sorted(arguments.runs, key=lambda name: "@" in name):  # those that set launch shapes last
             runs[name] = measure(data, Path(folder) / name, arguments, name)
             print(name, runs[name], flush=True)
             gc.collect()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def report(runs: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> None:
-    """Tables for people and a card; an error where runs came to different results."""
+    """Tables for people and a run card; an error where runs have different results."""
     for run in runs.values():
         for name, other in (("over_all_on_device", "plain"), ("over_none_ahead", f"{run['fetch_by']}-0")):
             if other in runs:
@@ -94,7 +94,7 @@ def report(runs: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> No
     if losses and "plain" in runs and abs(losses.pop() - runs["plain"]["loss"]) > 1e-3:
         raise SystemExit(f"plain ended with another loss: {runs['plain']['loss']}")
     if arguments.device != "cuda":
-        return  # a try
+        return  # a trial of the script
     write_card(
         "tiers_gpu",
         {
@@ -203,7 +203,7 @@ def hot_by_law(data: Path, num_rows: int) -> dict[str, int]:
 
 @contextmanager
 def host_profile(trainer: Trainer) -> Iterator[None]:
-    """Print how long the host is busy with the parts of a step, or waits in them, on whatever thread."""
+    """Print the host's time in the parts of a step, waiting included, on any thread."""
     taken: dict[str, list[float]] = {}
 
     def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

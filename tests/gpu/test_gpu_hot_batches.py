@@ -1,4 +1,4 @@
-"""Hot batches on a GPU: fetched ahead or not, by kernels or by copies, captured or not, the same bits."""
+"""Hot batches on a GPU: bit-equal whether fetched ahead or not, by kernels or copies, captured or not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plain(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
         {"fetch_by": "kernel", "prefetch": 2},
         {"fetch_by": "kernel", "prefetch": 4},
     ],
-    ids=["copy-2", "kernel-0", "as it comes", "kernel-2", "kernel-4"],
+    ids=["copy-2", "kernel-0", "default", "kernel-2", "kernel-4"],
 )
 def test_the_same_bits(clicks: Path, plain: dict[str, torch.Tensor], tmp_path: Path, options: dict[str, Any]) -> None:
     result = train(clicks, tmp_path / "run", CONFIG.replace(**options), quiet=True)

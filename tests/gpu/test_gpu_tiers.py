@@ -1,4 +1,4 @@
-"""Tables in several places on a GPU: the bits of plain training there, with rows fetched ahead on streams."""
+"""Tiered tables on a GPU: bit-equal to plain training there, with rows fetched ahead on streams."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def none_ahead(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, torch.Tensor]]:
-    """What a run comes to that copies rows and fetches none ahead, without a graph, by optimizer."""
+    """Tensors of a run by host copies that fetches none ahead, without a graph, by optimizer."""
     found: dict[str, dict[str, torch.Tensor]] = {}
 
     def run(optimizer: str) -> dict[str, torch.Tensor]:
@@ -86,20 +86,20 @@ def test_fetching_ahead_changes_no_bit(
         assert result["cuda_graph"] != "0 steps"
 
 
-def test_auto_takes_a_kernel_where_rows_can_be_locked(clicks: Path, tmp_path: Path) -> None:
+def test_auto_takes_kernels_where_rows_can_be_pinned(clicks: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     trainer = Trainer(clicks, tmp_path / "run", SPLIT.replace(steps=4), quiet=True)
     (pack,) = trainer.strategy.tiers.packs
     assert isinstance(pack.mover, KernelMover)
 
 
-def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over epochs that end in a batch that is not full, with the bits that they have one by one."""
+def test_launches_for_host_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over epochs that end in a partial batch; bit-equal to launching them one by one."""
     captured, capture = [], GraphCache._captured
     monkeypatch.setattr(GraphCache, "_captured", lambda *given: captured.append(given) or capture(*given))
     config = SPLIT.replace(epochs=4, prefetch=2, fetch_by="kernel")
     train(clicks, tmp_path / "replayed", config, quiet=True)
-    assert len(captured) >= 25  # five of each of five rooms
+    assert len(captured) >= 25  # five for each of five staging buffers
     captured.clear()
     train(clicks, tmp_path / "launched", config.replace(cuda_graph="off"), quiet=True)
     assert not captured
@@ -107,17 +107,17 @@ def test_launches_for_far_rows_are_replayed(clicks: Path, tmp_path: Path, monkey
     assert [name for name in found if not torch.equal(found[name], expected[name])] == []
 
 
-def test_a_kernel_cannot_reach_the_disk(clicks: Path, tmp_path: Path) -> None:
+def test_kernels_cannot_move_rows_on_disk(clicks: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--fetch-by kernel is not possible, the rows are on disk"):
         train(clicks, tmp_path / "run", SPLIT.replace(fetch_by="kernel", tail="disk"), quiet=True)
 
 
 @pytest.mark.parametrize(("batch", "transposed"), [(1, False), (50, True), (20_000, True)])
-def test_finds_distinct_far_rows(batch: int, transposed: bool) -> None:
+def test_finds_distinct_host_rows(batch: int, transposed: bool) -> None:
     checks.check_find(batch, batch, "cuda", transposed=transposed)
 
 
-def test_more_rows_than_there_is_room_for() -> None:
+def test_more_rows_than_fit_the_buffer() -> None:
     checks.check_too_many("cuda")
 
 
@@ -129,7 +129,7 @@ def test_rows_there_and_back(dim: int, dtype: torch.dtype, lazy: bool) -> None:
         checks.check_copy_rows(dim, dtype, "cuda", lazy=lazy, shape=shape)
 
 
-def test_both_ways_are_measured() -> None:
+def test_both_directions_are_measured() -> None:
     found = pinned_rows(Clock(torch.device("cuda"), repeats=1), 1 << 26, (4, 256))
     assert found is not None
     for lines in found:
@@ -137,17 +137,17 @@ def test_both_ways_are_measured() -> None:
         assert all(line.seconds(1000) > 0 for line in lines.values())
 
 
-def test_rows_that_other_rooms_hold() -> None:
+def test_rows_that_other_buffers_own() -> None:
     checks.check_find_in_buffers("cuda")
 
 
-def test_rows_of_other_rooms() -> None:
+def test_copies_between_buffers() -> None:
     checks.check_copy_between_buffers("cuda")
 
 
 @pytest.mark.parametrize("options", [{}, {"prefetch": 2, "refresh_hot": 7}], ids=["split", "refreshed"])
 def test_split_equals_plain_in_plain_torch(clicks: Path, tmp_path: Path, options: dict[str, object]) -> None:
-    """Triton's sums of a popular row depend on how many rows come before it, so on where rows lie; torch's do not."""
+    """Triton's sums of a popular row depend on how many rows come before it, so on their order; torch's do not."""
     config = SMALL.replace(kernels="torch", optimizer="adagrad")
     train(clicks, tmp_path / "plain", config.replace(cuda_graph="off"), quiet=True)
     other = config.replace(strategy="split", hot_bytes="20KB", **options)  # type: ignore[arg-type]
@@ -176,9 +176,9 @@ def test_hot_batches_and_tables_on_the_host(clicks: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("tail", ["device", "disk"])
-def test_steps_of_tables_in_several_places_are_captured(clicks: Path, tmp_path: Path, tail: str) -> None:
-    """A compressed table, one with far rows on the host, and one on the device or with far rows on disk, which threads
-    copy meanwhile: a graph, and the bits that it has without one."""
+def test_steps_of_tables_in_several_tiers_are_captured(clicks: Path, tmp_path: Path, tail: str) -> None:
+    """A compressed table, one with host rows, and one on the device or with disk rows, which threads copy meanwhile:
+    captured in a graph, bit-equal to no graph."""
     settings = PlanConfig.of(dim=16, bottom=(32,), top=(32,), batch_size=512, preset="device")
     whole = plan(clicks, settings, hardware=hardware(device="cuda"))
     first, second, third = whole.tables
@@ -212,7 +212,7 @@ def test_a_seed_means_the_same_on_a_gpu() -> None:
     assert all(torch.equal(a, b) for a, b in zip(weights("cpu"), weights("cuda"), strict=True))
 
 
-def test_what_steps_cost_beyond_the_device_is_measured(tmp_path: Path) -> None:
+def test_host_costs_of_steps_are_measured(tmp_path: Path) -> None:
     found = measure_captured(Clock(torch.device("cuda"), repeats=1), tmp_path)
     assert found is not None
     for line in (found.launch_step, found.launch_far, found.launch_layers):

@@ -71,7 +71,7 @@ def test_rows_of_other_buffers_are_copied() -> None:
 @pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("bags", [False, True])
 @pytest.mark.parametrize(("depth", "optimizer"), [(0, "adam"), (1, "sgd"), (2, "rowwise_adagrad"), (4, "adagrad")])
-def test_steps_equal_those_of_one_place(depth: int, optimizer: str, bags: bool) -> None:
+def test_steps_equal_those_of_one_storage(depth: int, optimizer: str, bags: bool) -> None:
     model = build("bag" if bags else "categorical")
     tiers = place(model, HOT, "cpu", num_buffers=buffers_for(depth), fetch_by="kernel")
     pipeline = Pipeline(tiers, depth)
@@ -84,8 +84,8 @@ def test_steps_equal_those_of_one_place(depth: int, optimizer: str, bags: bool) 
 
 
 @pytest.mark.usefixtures("_deterministic")
-def test_larger_batches_make_larger_rooms() -> None:
-    """Steps that were found with too little room start over, with those behind them."""
+def test_larger_batches_grow_the_staging_buffers() -> None:
+    """Steps whose rows do not fit start over, with those behind them."""
     model = build()
     tiers = place(model, dict.fromkeys(ROWS, 1), "cpu", num_buffers=buffers_for(2), fetch_by="kernel")
     pipeline = Pipeline(tiers, 2)
@@ -103,7 +103,7 @@ def test_larger_batches_make_larger_rooms() -> None:
 
 
 @pytest.mark.usefixtures("_deterministic")
-def test_rows_that_change_places_and_calls_between_steps() -> None:
+def test_exchanged_hot_rows_and_calls_between_steps() -> None:
     model = build()
     tiers = place(model, HOT, "cpu", num_buffers=buffers_for(1), refreshes=True, fetch_by="kernel")
     pipeline = Pipeline(tiers, 1, refresh_every=4)
@@ -148,7 +148,7 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
     assert set(kinds) == ({"find", "copy"} if depth == 0 else {"find", "owners", "copy", "forward"})
 
 
-def test_forecasts_count_what_is_noted_of_every_room() -> None:
+def test_forecasts_count_the_tensors_of_every_working_set() -> None:
     model = build()
     (pack,) = place(model, HOT, "cpu", num_buffers=buffers_for(2), fetch_by="kernel").packs
     pack.reserve(40)
@@ -177,7 +177,7 @@ def depends_on(value: object) -> Hashable:
     return value if isinstance(value, int | str) else type(value)
 
 
-def test_rooms_that_have_no_place_yet() -> None:
+def test_staging_buffers_without_rows() -> None:
     (pack,) = place(build(), HOT, "cpu", fetch_by="kernel").packs
     working = pack.find(next(batches(1)).ids, {name: name for name in ROWS})
     pack.mover.find_owners(working, [])
@@ -201,6 +201,6 @@ def test_traffic_is_counted_as_it_is_for_copies() -> None:
     assert found[0].fetched_rows > 0
 
 
-def test_an_unknown_way_is_refused() -> None:
+def test_an_unknown_mover_is_refused() -> None:
     with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
         place(build(), HOT, "cpu", fetch_by="kernels")

@@ -1,4 +1,4 @@
-"""Small models and batches for tests of tiers, and what plain training makes of them."""
+"""Small models and batches for tests of tiers, and the results of plain training on them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_a_cpu_copies(fetch_by: str) -> None:
     assert isinstance(pack.mover, CopyMover)
 
 
-def test_an_unknown_way_is_refused() -> None:
+def test_an_unknown_mover_is_refused() -> None:
     with pytest.raises(ConfigError, match="auto, kernel or copy, not 'kernels'"):
         uses_kernels("kernels", HostRows(torch.zeros(3, 4)), CPU)
 

@@ -1,4 +1,4 @@
-"""Rows in memory and in files: exact, lazy, and clear when the disk misbehaves."""
+"""Host rows in memory and in files: exact, lazy, and refused by name when a file was damaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def initial_values() -> InitialValues:
 
 
 def whole(dim: int, dtype: torch.dtype) -> Tensor:
-    """All rows as one dense table after the other would have them."""
+    """All rows of the tables, concatenated, as dense tables have them."""
     tables = []
     for size, seed, std in zip(SIZES, SEEDS, STDS, strict=True):
         table = torch.empty(size, dim, dtype=dtype)
@@ -66,7 +66,7 @@ def _one_table(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_a_file_larger_than_memory_would_be(tmp_path: Path) -> None:
-    """8 TB of addresses cannot be had on every disk: the refusal says how much is missing."""
+    """No disk here has space for 16 TB: the error names the missing bytes."""
     with pytest.raises(ConfigError, match=r"may grow to .* TB and its disk has .* left: free"):
         DiskRows(tmp_path / "rows", (1 << 36, 64), torch.float32)
 
@@ -79,8 +79,8 @@ def test_a_truncated_file_is_named_before_it_is_touched(tmp_path: Path) -> None:
             access()
 
 
-def test_memory_that_is_not_there_until_it_is_written() -> None:
-    """17 GB of rows, of which a page is used."""
+def test_memory_is_allocated_on_first_write() -> None:
+    """17 GB of rows, of which one page is written."""
     rows = LazyRows(HostRows(unreserved((1 << 26, 64), torch.float32)), InitialValues(*_one_table(3)))
     last = torch.tensor([(1 << 26) - 1])
     before = rows.read(last)
@@ -89,7 +89,7 @@ def test_memory_that_is_not_there_until_it_is_written() -> None:
     assert torch.equal(rows.read(last - 1), initial_rows(last - 1, 64, 3, 1.0))
 
 
-def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("somebody's")
     with pytest.raises(FileExistsError):
         DiskRows(tmp_path / "rows", (2, 2), torch.float32)

@@ -1,4 +1,4 @@
-"""Rows fetched ahead: the bits of fetching nothing ahead, whatever the depth, the timing and the accidents."""
+"""Prefetch pipeline: bit-equal to fetching nothing ahead, at any depth and timing, and after failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _deterministic() -> Iterator[None]:
 
 
 class Run:
-    """A placed model and its pipeline; `disturb` slows every stage down at random."""
+    """A placed model and its pipeline; `disturb` delays every stage at random."""
 
     def __init__(
         self, depth: int, optimizer: str = "sgd", *, hot: dict[str, int] = HOT, bags: bool = False, **options: Any
@@ -78,7 +78,7 @@ def delayed(function: Callable[..., Any], dice: random.Random) -> Callable[..., 
 @pytest.mark.parametrize("optimizer", NAMES)
 @pytest.mark.parametrize("depth", [0, 1, 2, 3, 5, 8])
 @pytest.mark.parametrize("bags", [False, True])
-def test_exact_equals_nothing_ahead(depth: int, optimizer: str, bags: bool) -> None:
+def test_fetching_ahead_changes_no_bit(depth: int, optimizer: str, bags: bool) -> None:
     run = Run(depth, optimizer, bags=bags)
     run.disturb(depth)
     run.train(batches(15, bags=bags))
@@ -97,7 +97,7 @@ def test_any_depth_length_and_timing(depth: int, num: int, seed: int, size: int)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_rows_that_change_places_under_way(depth: int) -> None:
+def test_hot_rows_exchanged_between_steps(depth: int) -> None:
     run = Run(depth, "adam", refresh_every=4)
     run.disturb(7)
     run.train(batches(18, shift=0.4))
@@ -107,7 +107,7 @@ def test_rows_that_change_places_under_way(depth: int) -> None:
     assert same(run.state(), plain("adam", 18, shift=0.4))
 
 
-def test_batches_that_need_ever_larger_rooms() -> None:
+def test_batches_that_need_ever_larger_staging_buffers() -> None:
     run = Run(3, "rowwise_adagrad", hot=dict.fromkeys(ROWS, 1))
     sizes = [4, 4, 64, 2, 2, 2, 200, 1, 90, 300]
     run.train(batch for size in sizes for batch in batches(1, size))
@@ -136,7 +136,7 @@ def test_a_model_may_be_called_between_steps() -> None:
             assert torch.equal(model(probe), found)
 
 
-def test_stopping_early_forgets_what_was_fetched_for_nothing() -> None:
+def test_stopping_early_drops_rows_fetched_for_later_steps() -> None:
     run = Run(4)
     for stop in (3, 2, 5):
         source = batches(10)
@@ -197,19 +197,19 @@ def test_a_batch_that_is_refused_stops_the_run_at_its_turn(depth: int) -> None:
     assert same(run.state(), plain("sgd", 4))
 
 
-def test_no_thread_is_left_waiting() -> None:
+def test_closing_ends_the_threads() -> None:
     before = threading.active_count()
     for _ in range(3):
         run = Run(2)
         run.train(batches(5))
         run.pipeline.close()
-        run.pipeline.synchronize()  # still can be asked
+        run.pipeline.synchronize()  # allowed after closing
     assert threading.active_count() <= before
 
 
-def test_rows_come_from_the_newest_step_that_holds_them() -> None:
-    held = find_in_buffers(torch.tensor([0, 4, 6, 9]), [(2, torch.tensor([1, 4, 6])), (5, torch.tensor([4, 9]))])
-    assert [(int(h) >> BUFFER_SHIFT, int(h) % (1 << BUFFER_SHIFT)) if h >= 0 else None for h in held] == [
+def test_the_newest_buffer_owns_a_row() -> None:
+    source = find_in_buffers(torch.tensor([0, 4, 6, 9]), [(2, torch.tensor([1, 4, 6])), (5, torch.tensor([4, 9]))])
+    assert [(int(s) >> BUFFER_SHIFT, int(s) % (1 << BUFFER_SHIFT)) if s >= 0 else None for s in source] == [
         None,
         (5, 0),
         (2, 2),
@@ -217,7 +217,7 @@ def test_rows_come_from_the_newest_step_that_holds_them() -> None:
     ]
 
 
-def test_a_depth_without_rooms_is_refused() -> None:
+def test_a_depth_without_staging_buffers_is_refused() -> None:
     tiers: Tiers = place(build(), HOT, "cpu", num_buffers=2)
     with pytest.raises(ConfigError, match="2 staging buffers cannot fetch 1 steps ahead"):
         Pipeline(tiers, 1)

@@ -1,4 +1,4 @@
-"""Tables in two places train to the bits of tables in one, whatever is hot, whenever rows change places."""
+"""Tiered packs: bit-equal to one storage for any hot rows, optimizer and exchange of hot rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _deterministic() -> Iterator[None]:
 @pytest.mark.parametrize("bags", [False, True])
 @pytest.mark.parametrize("hot", [HOT, dict.fromkeys(ROWS, 0), ROWS], ids=["some", "none", "all"])
 @pytest.mark.parametrize("optimizer", NAMES)
-def test_steps_equal_those_of_one_place(optimizer: str, hot: dict[str, int], bags: bool) -> None:
+def test_steps_equal_those_of_one_storage(optimizer: str, hot: dict[str, int], bags: bool) -> None:
     model = build("bag" if bags else "categorical")
     tiers = place(model, hot, "cpu")
     optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ def test_steps_equal_those_of_one_place(optimizer: str, hot: dict[str, int], bag
     assert same(state(model, optimizers), plain(optimizer, 12, bags=bags))
 
 
-def test_only_rows_outside_the_hot_part_move() -> None:
+def test_only_rows_that_are_not_hot_move() -> None:
     model = build()
     tiers = place(model, HOT, "cpu")
     optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad"))
@@ -95,24 +95,24 @@ def drifting(tiers: Tiers, model: Model, optimizers: Optimizers, num: int, every
 
 
 @pytest.mark.parametrize("optimizer", NAMES)
-def test_rows_change_places_with_their_state(optimizer: str) -> None:
+def test_rows_are_exchanged_with_their_state(optimizer: str) -> None:
     model = build()
     tiers = place(model, HOT, "cpu", refreshes=True)
     optimizers = Optimizers(model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
     drifting(tiers, model, optimizers, 12, every=3)
     renumbering = tiers.packs[0].renumbering
     assert renumbering is not None
-    assert int((renumbering.place != torch.arange(sum(ROWS.values()))).sum()) > 10  # something did move
+    assert int((renumbering.place != torch.arange(sum(ROWS.values()))).sum()) > 10  # some rows were exchanged
     tiers.flush()
     with tiers.in_order_of_ids():
         assert same(state(model, optimizers), plain(optimizer, 12, shift=0.4))
-    tiers.flush()  # and everything is back in its place
+    tiers.flush()  # rows are in their exchanged places again
     with tiers.in_order_of_ids():
         assert same(state(model, optimizers), plain(optimizer, 12, shift=0.4))
 
 
 def test_refreshing_finds_what_is_hot_now() -> None:
-    """Popularity sits at 40% of each table: without refreshing few lookups are hot, with it most are."""
+    """The popular ids are at 40% of each table: without refreshing few lookups are hot, with it most are."""
     shares = []
     for every in (1000, 5):
         model = build()
@@ -124,7 +124,7 @@ def test_refreshing_finds_what_is_hot_now() -> None:
     assert shares[1] > 0.55
 
 
-def test_counts_fade() -> None:
+def test_counts_decay() -> None:
     model = build()
     tiers = place(model, HOT, "cpu", refreshes=True)
     (pack,) = tiers.packs
@@ -164,8 +164,8 @@ def test_a_model_with_an_optimizer_is_not_placed() -> None:
         place(model, HOT, "cpu")
 
 
-def test_larger_rooms_give_the_old_memory_back() -> None:
-    """A device with room for the hot rows once has none for them twice."""
+def test_growing_the_staging_buffers_frees_the_old_tensors() -> None:
+    """The device's memory may not suffice for the hot rows twice."""
     model = build()
     (pack,) = place(model, HOT, "cpu").packs
     Optimizers(model, OptimizerConfig(name="adam"))

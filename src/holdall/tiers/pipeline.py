@@ -43,7 +43,7 @@ GPU_PREFETCH = 2
 
 @dataclass
 class PipelineStep:
-    """A batch in the pipeline, and how far it is."""
+    """A batch in the pipeline, and the state of its stages."""
 
     number: int
     batch: Batch
@@ -104,7 +104,7 @@ class Pipeline:
         """The steps started last, the newest at the end."""
         self._current: PipelineStep | None = None
         self._done: deque[PipelineStep] = deque(maxlen=depth + 2)
-        """Steps whose memory streams may still read: a step waits for those K + 1 before it before it takes any."""
+        """Steps whose tensors a stream may still read: kept until a later step has waited for their write-back."""
         self._last_write_back: Future[None] | None = None
         """That of the newest step that is done; those of earlier steps ran before."""
         self._write_back_failed = False

@@ -46,7 +46,7 @@ class Tiers:
             pack.count_hot(ids, self.bags.features)
 
     def begin_hot_step(self, ids: Ids) -> None:
-        """Begin the step of a batch, on the device, that needs hot rows only: nothing is fetched for it."""
+        """Begin the step of a batch, on the device, that needs hot rows only; nothing is fetched."""
         for pack in self.packs:
             pack.begin_hot_step(ids, self.bags.features)
 

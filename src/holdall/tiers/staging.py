@@ -43,8 +43,8 @@ class Staging:
     def grow(self, num_rows: int, tensors: list[Tensor]) -> list[Tensor]:
         """Larger copies of `tensors`, which is emptied, with buffers for `num_rows` rows and some to spare.
 
-        One tensor after the other, and on a GPU through the host, so that the device never holds one twice. The caller
-        must hold no other reference to them.
+        One tensor after the other, and on a GPU through the host, so that the device never has one twice. The caller
+        must keep no other reference to them.
         """
         old_rows, self.buffer_rows = self.buffer_rows, with_spare(num_rows)
         found = []
