@@ -69,7 +69,7 @@ def measure(data: Path, config: TrainConfig, repeats: int) -> list[dict[str, Any
             torch.cuda.reset_peak_memory_stats()
             with tempfile.TemporaryDirectory() as out:
                 trainer = TimedTrainer(data, Path(out) / "run", config.replace(cuda_graph=graph), quiet=True)
-                trainer.valid = None  # no evaluation at the end
+                trainer.validation.split = None  # no evaluation at the end
                 trainer.run()
                 speeds[graph].append(trainer.samples_per_second)
             peak[graph] = torch.cuda.max_memory_allocated() / 2**30

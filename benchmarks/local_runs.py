@@ -122,9 +122,9 @@ def _run(job: Job, data: Path, out: Path) -> dict[str, Any]:
     """Train; what this process measured."""
     with (
         process_group(CPU, TIMEOUT) as processes,
-        make_run_folder(out, processes, resume=False, overwrite=False) as notes,
+        make_run_folder(out, processes, resume=False, overwrite=False) as rank_log,
     ):
-        trainer = Watched(data, out, job.config(), quiet=True, processes=processes, notes=notes)
+        trainer = Watched(data, out, job.config(), quiet=True, processes=processes, rank_log=rank_log)
         start = [group.weight.detach().clone() for group in trainer.optimizers.row_groups]
         result = trainer.run()
         moved = sum(

@@ -40,7 +40,7 @@ class Clock:
 
 def install(clock: Clock, kills: list[list[int]], folder: Path, alternate: bool) -> None:
     """Put the clock around what a trainer does."""
-    _around(Trainer, "_open_log", clock, "load")
+    _around(Trainer, "_resume", clock, "load")
     _around(Trainer, "run", clock, "run")
     original_step, original_save = Trainer.train_step, Trainer.save
     saves = 0
@@ -52,16 +52,16 @@ def install(clock: Clock, kills: list[list[int]], folder: Path, alternate: bool)
                 mark.touch()
                 clock.note("kill", step=step)
                 os.kill(os.getpid(), signal.SIGKILL)
-        busy, begun = self._saver.is_busy, time.time()
+        busy, begun = self.checkpoints.saver.is_busy, time.time()
         loss = original_step(self, *batches)
-        clock.note("step", step=self.step, begun=begun, beside=busy and self._saver.is_busy, alone=not busy)
+        clock.note("step", step=self.step, begun=begun, beside=busy and self.checkpoints.saver.is_busy, alone=not busy)
         return loss
 
     def save(self: Trainer, *arguments: Any, waits: bool = True, **options: Any) -> Path:
         nonlocal saves
         side = "foreground" if alternate and saves % 2 else "background"
         saves += 1
-        self._saver.wait()  # as if the last one were long complete
+        self.checkpoints.saver.wait()  # as if the last one were long complete
         begun = time.time()
         path = original_save(self, *arguments, waits=waits or side == "foreground", **options)
         if not waits:
@@ -74,7 +74,7 @@ def install(clock: Clock, kills: list[list[int]], folder: Path, alternate: bool)
 
 def _note_when_done(trainer: Trainer, clock: Clock, begun: float) -> None:
     """Note when a save in the background is complete."""
-    save = trainer._saver._last
+    save = trainer.checkpoints.saver._last
     if save is not None:
         save.add_done_callback(lambda _: clock.note("complete", begun=begun))
 

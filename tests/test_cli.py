@@ -170,7 +170,7 @@ def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "go on with --resume" in errors
+    assert "continue with --resume" in errors
     assert "Traceback" not in errors
     assert list((run / "checkpoints").glob("step-*"))
 

@@ -20,8 +20,9 @@ from holdall.planning.config import PlanConfig
 from holdall.planning.planner import plan
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
+from holdall.training.follow_plan import STAGES_FILE
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
-from holdall.training.trainer import STAGES_FILE, train
+from holdall.training.trainer import train
 from tests.distributed.harness import free_port, run
 from tests.planning.made_up_hardware import hardware
 
@@ -202,7 +203,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(data: Path, tmp_path: P
     first, second = run(f"{HERE}:stopped_by_a_signal", 2, str(data), str(tmp_path / "run"), settings)
     assert first == second
     step = checkpoint.read(checkpoint.latest(tmp_path / "run" / CHECKPOINTS)).step  # type: ignore[arg-type]
-    assert first == f"stopped at step {step}; go on with --resume"
+    assert first == f"stopped at step {step}; continue with --resume"
     assert step > 0
 
 

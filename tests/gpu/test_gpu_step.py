@@ -49,7 +49,7 @@ def parameters(
     with kernel_path(config.device.kernels):
         trainer = Trainer(data, run, config, quiet=True)
         said = trainer.run()
-    return curve(run), {name: tensor.clone() for name, tensor in trainer.tensors().items()}, said
+    return curve(run), {name: tensor.clone() for name, tensor in trainer.checkpoints.tensors().items()}, said
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from holdall.tables import Frobenius
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
-from holdall.training.trainer import STAGES_FILE, Trainer, train
+from holdall.training.follow_plan import STAGES_FILE
+from holdall.training.trainer import Trainer, train
 from tests.planning.made_up_hardware import hardware
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)

@@ -146,7 +146,7 @@ def test_ctrl_c_saves_and_stops(data: Path, tmp_path: Path, monkeypatch: pytest.
         return original(self, *batches)
 
     monkeypatch.setattr(Trainer, "train_step", interrupted)
-    with pytest.raises(KeyboardInterrupt, match="stopped at step 4; go on with --resume"):
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 4; continue with --resume"):
         run(data, tmp_path / "run")
     monkeypatch.undo()
     assert checkpoint.latest(tmp_path / "run" / CHECKPOINTS).name == "step-00000004"
@@ -188,12 +188,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(data: Path, tmp_path:
     trainer = Trainer(data, tmp_path / "run", SMALL, quiet=True)
     batches = trainer.loader.epoch(0)
     trainer.train_step(next(batches))
-    before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.checkpoints.tensors().items()}
     batch = next(batches)
     poisoned = replace(batch, dense=torch.full_like(batch.dense, float("inf")))
     with pytest.raises(NonFiniteLossError, match=r"the loss is nan at step 0 .* lower --lr"):
         trainer.train_step(poisoned)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.tensors().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.checkpoints.tensors().items())
     kept = load_batch(tmp_path / "run" / BAD_BATCH_FILE)
     assert torch.isinf(kept.dense).all()
     assert torch.equal(kept.ids.values, batch.ids.values)

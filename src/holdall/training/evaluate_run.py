@@ -28,11 +28,11 @@ from holdall.training.tracking import read_run
 
 CHECKPOINTS = "checkpoints"
 BEST = "best"
-"""Folders of a run: the checkpoints it goes on from, and the best model when it may stop early."""
+"""Folders of a run: the checkpoints it resumes from, and the best model under early stopping."""
 
 
 def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
-    """The model of a run from its best checkpoint, else its newest; with its settings, schema and that checkpoint."""
+    """The model of a run from its best checkpoint, else from its newest; its settings, schema and that checkpoint."""
     document = read_run(run)
     config = TrainConfig.from_json(document["config"]["train"])
     if config.placement.plan is not None:
@@ -41,7 +41,7 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
     if path is None:
         raise CheckpointError(
-            f"{run} has no complete checkpoint yet: train on with --resume, or wait for the first one"
+            f"{run} has no complete checkpoint yet: continue with --resume, or wait for the first one"
         )
     if config.placement.tail == "disk":
         model, tensors = _on_disk(config, schema, pick_device(device))
@@ -53,8 +53,8 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
 
 
 def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
-    """A model whose tables are as large as the run's were, in files that go when it does; and what to load into."""
-    torch.manual_seed(config.seed)  # which decides how untouched rows begin
+    """A model whose tables are in files that are deleted with it, and the tensors to load a checkpoint into."""
+    torch.manual_seed(config.seed)  # decides the initial values of untouched rows
     model = config.build_model(schema, dense_device="meta")
     files = tempfile.TemporaryDirectory(prefix="holdall-")
     weakref.finalize(model, files.cleanup)
@@ -77,10 +77,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Metrics of a trained run on a split of its data set, or of another prepared folder with the same ids.
 
-    Where the split has ranking cases, as those of implicit data have, HR@K and NDCG@K over them too (K is 10 unless
-    said); metrics of its rows that do not exist, such as AUC without negatives, are then left out. `group_by` names a
-    feature: AUC within the rows of each of its ids is added, and with a `k`, where there are no ranking cases, HR@K and
-    NDCG@K within them.
+    If the split has ranking cases, as implicit data has, HR@K and NDCG@K over them are added (K is 10 by default), and
+    metrics of its rows that do not exist, such as AUC without negatives, are left out. `group_by` names a feature: AUC
+    within the rows of each of its ids is added, and without ranking cases, if `k` is given, HR@K and NDCG@K.
     """
     model, rows, checkpoint_name = _load(run, split, data, device)
     ranked = ranking_path(rows.folder, split).exists()
@@ -116,7 +115,7 @@ def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> 
 
 
 def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:
-    """Raise unless a data folder has the columns and id ranges a model was made for."""
+    """Raise unless a data folder has the columns, id ranges and order of ids that a model was trained on."""
     for kind in ("dense", "features"):
         ours, theirs = getattr(expected, kind), getattr(found, kind)
         if ours != theirs:

@@ -1,4 +1,4 @@
-"""Ctrl-C, held back until a step is complete."""
+"""Ctrl-C and SIGTERM, deferred until a step is complete."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether someone asked the run to stop, by SIGINT or SIGTERM."""
+    """Whether the run was asked to stop, by SIGINT or SIGTERM."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.time = 0.0
-        """When, on the monotonic clock."""
+        """Time of the signal, on the monotonic clock."""
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -26,7 +26,7 @@ class Interrupt:
 def deferred_interrupts(echo_seconds: float = 0.0) -> Iterator[Interrupt]:
     """While the block runs, the first SIGINT or SIGTERM only sets a flag; a second one acts at once.
 
-    Those within `echo_seconds` of the first are the same one said again: a terminal sends Ctrl-C to torchrun and to its
+    Signals within `echo_seconds` of the first are echoes of it: a terminal sends Ctrl-C to torchrun and to its
     processes, and torchrun passes it on to them.
     Outside the main thread, where Python cannot set handlers, signals act as usual.
     """

@@ -1,4 +1,4 @@
-"""The start of a run of several processes: one makes its folder, all check that they were told the same."""
+"""Start of a run: its folder and its log, and the check that all processes have the same settings."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from holdall.distributed.processes import Processes, RankLog
 from holdall.distributed.shared_folder import check_shared
 from holdall.popularity.profile import fingerprint
 from holdall.training.config import TrainConfig
+from holdall.training.tracking import RunLog
 
 
 @contextmanager
 def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
-    """Let rank 0 see that the run folder is free, that nobody trains in it, and all ranks that they share it.
+    """Check, on rank 0, that the run folder is free and not locked, and on all ranks that they share it.
 
-    Every rank of several logs to `rank-N.log` there. What ends the block with an error is written down too. A folder of
-    a start that was refused, which has these logs alone, is free.
+    Each of several ranks logs to `rank-N.log` there, also the error that ends the block. A folder with such logs alone
+    is free: an earlier start was refused.
     """
 
-    def free() -> None:
+    def check_free() -> None:
         refuse_locked(out)
         if not resume and not _was_refused(out):
             refuse_existing(out, overwrite=overwrite, what="run folder")
 
-    processes.first(free)
+    processes.first(check_free)
     if processes.world_size == 1:
         yield None
         return
     check_shared(out, processes)
-    notes = RankLog(out, processes.rank)
-    with notes.errors():
-        notes.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")
-        yield notes
+    log = RankLog(out, processes.rank)
+    with log.errors():
+        log.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")
+        yield log
 
 
 def _was_refused(out: Path) -> bool:
-    """Whether a folder holds nothing but what ranks wrote down before any of them trained."""
+    """Whether a folder has nothing but logs of ranks, none of which trained."""
     found = list(out.iterdir()) if out.is_dir() else []
     return bool(found) and all(path.match("rank-*.log") for path in found)
 
 
 def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> None:
-    """Refuse ranks with other settings, data or versions than rank 0, by name."""
+    """Raise if a rank has other settings, data or versions than rank 0, naming the difference."""
     if processes.world_size == 1:
         return
     own = settings_marked(TrainConfig, "may_differ_by_rank")
@@ -57,3 +58,24 @@ def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> N
     found = versions()
     installed = {f"the version of {name}": found.get(name) for name in ("holdall", "torch")}
     processes.agree({**installed, "the data set (its fingerprint)": fingerprint(schema), **settings})
+
+
+def open_run_log(
+    out: Path, data: Path, schema: Schema, config: TrainConfig, processes: Processes, resumed_at: int | None
+) -> RunLog | None:
+    """The log of a run, on rank 0: that of the run resumed at a step, or a new one with its `run.json` and schema.
+
+    The other ranks wait, since a collective of their first step would time out sooner.
+    """
+    opened: list[RunLog] = []
+
+    def open_log() -> None:
+        if resumed_at is not None:
+            opened.append(RunLog.resume(out, resumed_at))
+            return
+        out.mkdir(parents=True, exist_ok=True)
+        schema.save(out)
+        opened.append(RunLog.create(out, {"data": str(data.resolve()), "train": config.to_json()}))
+
+    processes.first(open_log)
+    return opened[0] if opened else None

@@ -46,7 +46,7 @@ class TrainStep:
         self.config, self.strategy, self.optimizers = config, strategy, optimizers
         self.processes, self.device = strategy.processes, strategy.device
         self.schedule = config.schedule.build()
-        self.stop_asked = Interrupt()
+        self.stop_requested = Interrupt()
         """Set in the same step on all ranks, when one of them was asked to stop."""
         self._refuse = refuse
         self._score = torch.compile(strategy.model.score) if config.device.compile else strategy.model.score
@@ -172,7 +172,7 @@ class TrainStep:
                 if math.isfinite(losses[self.processes.rank]):
                     raise PeerError(f"the loss of rank {rank} is {loss} at {place}: {done}")
         if any(stops):
-            self.stop_asked.signal = 1
+            self.stop_requested.signal = 1
         return sum(losses)
 
     # --- as a CUDA graph ---------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""What a run leaves for people and plots: `run.json`, `metrics.jsonl`, and TensorBoard events.
+"""Logs of a run: `run.json`, `metrics.jsonl` and TensorBoard events.
 
-A run folder also holds `checkpoints/` (see `checkpoint.py`) and, after a non-finite loss, `bad_batch.safetensors`.
+A run folder also has `checkpoints/` (see `holdall.checkpoint`) and, after a non-finite loss, `bad_batch.safetensors`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ BAD_BATCH_FILE = "bad_batch.safetensors"
 
 
 class RunLog:
-    """The log of one run; `create` starts a new one, `resume` goes on with an earlier one.
+    """The log of one run; `create` starts a new one, `resume` continues an earlier one.
 
     Every row has a step and a split. Write all rows of a step before its checkpoint is saved: a run resumed from the
-    checkpoint of step s keeps the rows up to s and writes those after s anew, so its curve has no gap and no doubles.
+    checkpoint of step s keeps the rows up to s and writes later ones again, so its curve has no gaps and no duplicates.
     """
 
     def __init__(self, folder: Path, *, tensorboard: bool = True, purge_step: int | None = None):
@@ -66,7 +66,7 @@ class RunLog:
 
     @classmethod
     def resume(cls, folder: Path, step: int, *, tensorboard: bool = True) -> RunLog:
-        """Go on after `step`: later rows are dropped, and `run.json` gains an entry with where and on what."""
+        """Continue after `step`: later rows are dropped, and `run.json` gets an entry about the resume."""
         folder = Path(folder)
         document = read_run(folder)
         document["resumed"] = [*document.get("resumed", []), {"step": step, "started": _now(), **environment()}]
@@ -75,7 +75,7 @@ class RunLog:
         return cls(folder, tensorboard=tensorboard, purge_step=step + 1)
 
     def write(self, step: int, split: str = "train", **values: Any) -> None:
-        """Append a row and flush it. Numbers that are not finite become null, as JSON has no word for them."""
+        """Append a row and flush it. Numbers that are not finite become null, since JSON has none."""
         row = {"step": step, "split": split, **{name: _json_number(value) for name, value in values.items()}}
         try:
             self._file.write(json.dumps(row) + "\n")
@@ -85,12 +85,12 @@ class RunLog:
                     self._board.add_scalar(f"{split}/{name}", value, step)
         except OSError as error:
             raise HoldallError(
-                f"the log of the run in {self.folder} cannot be written at step {step} ({error.strerror}): make room, "
-                f"and go on with --resume"
+                f"the log of the run in {self.folder} cannot be written at step {step} ({error.strerror}): free disk "
+                f"space, and continue with --resume"
             ) from error
 
     def close(self) -> None:
-        """Every row has been written; what cannot be closed, on a full disk, must not hide a better error."""
+        """Close the files. Errors are ignored: all rows are flushed already, and they must not hide another error."""
         for file in (self._file, self._board):
             with suppress(OSError):
                 if file is not None:
@@ -111,13 +111,13 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, in order; a last line that a kill cut short is left out."""
+    """The rows of `metrics.jsonl`, in order; a last line that is incomplete, after a kill, is left out."""
     file = Path(folder) / METRICS_FILE
     if not file.exists():
         raise DataError(f"{file} does not exist: is {folder} a run folder?")
     rows = []
     lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline is an unfinished row
+    for number, line in enumerate(lines[:-1], start=1):  # text after the last newline is an incomplete row
         try:
             row = json.loads(line)
             rows.append({**row, "step": int(row["step"])})
@@ -151,7 +151,7 @@ def _now() -> str:
 
 
 def save_batch(path: Path, batch: Batch) -> None:
-    """Write one batch as a safetensors file, whole or not at all, to look at or to run again."""
+    """Write one batch as a safetensors file, atomically, to inspect it or to run it again."""
     tensors = {"dense": batch.dense, "label": batch.label, "ids.values": batch.ids.values}
     if batch.ids.offsets is not None:
         tensors["ids.offsets"] = batch.ids.offsets
