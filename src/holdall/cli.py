@@ -1,4 +1,4 @@
-"""The command line: one typed function a command; nothing else."""
+"""Command line: one typed function a command, and the handling of its errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ except ImportError:
     raise MissingDependencyError("tyro", "cli", "the command line") from None
 
 FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=""))
-"""Flags of settings have the name of the setting, without that of its part; each part has a panel in `--help`."""
+"""Annotation of settings: flags have the names of settings, without their parts; each part is a panel of `--help`."""
 
 
 def prepare(
@@ -34,12 +34,12 @@ def prepare(
     settings: Annotated[PrepareConfig, *FLAT] = PrepareConfig(),  # noqa: B008
     config: Path | None = None,
 ) -> None:
-    """Turn raw click logs into a data set folder: ids in popularity order, memory-mapped Arrow files.
+    """Convert raw click logs to a data set folder, with ids in popularity order.
 
     Args:
         sources: Files or globs to read, in order; or the folder of a public data set.
-        out: Folder to make.
-        config: TOML file with values for the options below; what is given on the command line goes before it.
+        out: Folder to write.
+        config: TOML file with values for the options below; flags take precedence.
     """
     from holdall.commands.inspect import inspect, show
     from holdall.data.prepare import prepare as run
@@ -56,13 +56,13 @@ def profile(
     dim: int = 16,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Count who is looked up how often: coverage, cache misses, drift and fully hot inputs, as popularity.json.
+    """Count the lookups of every id: coverage, cache misses, drift, fully hot inputs.
 
     Args:
         sources: A data set folder; or raw files or globs, in order.
-        out: File to write; the counts of every row of a prepared set lie beside it as .safetensors.
-        figures: Folder for figures of coverage, thresholds and hot bytes, as SVG.
-        dim: Width of a table row in float32 numbers, for the bytes of hot rows.
+        out: File to write, such as popularity.json; counts of the rows of a data set go beside it (.safetensors).
+        figures: Folder for SVG figures of coverage, thresholds and hot bytes.
+        dim: Numbers (float32) in a table row, to compute the bytes of hot rows.
         json: Print the profile as JSON on stdout.
     """
     from holdall.popularity.profiling import profile as run
@@ -86,12 +86,12 @@ def order(
     settings: Annotated[OrderConfig, *FLAT] = OrderConfig(),  # noqa: B008
     like: Path | None = None,
 ) -> None:
-    """Renumber the tail of every large table so that ids that occur together sit together.
+    """Renumber the tails of large tables so that ids that occur together are neighbours.
 
     Args:
-        data: Data set folder, as prepare made it; it stays as it is.
-        out: Folder to make.
-        like: Folder that was ordered before, whose order is used again, so that options of the search do not matter.
+        data: Data set folder that `holdall prepare` wrote; it is not changed.
+        out: Folder to write.
+        like: Ordered folder whose order is reused; options of the search are then ignored.
     """
     from holdall.popularity.order import order as run
     from holdall.popularity.order import show
@@ -105,14 +105,12 @@ def hardware(
     disk: Path = Path("."),
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Measure this machine, once, in a minute or two: what rows, copies and layers take. Plans are made from it.
-
-    A GPU takes a few minutes, most of them to compile kernels.
+    """Measure the rates of this machine for plans. Takes 1-2 minutes, a few more on a GPU.
 
     Args:
-        out: File to write; where `plan` looks by itself when absent.
+        out: File to write; when absent, the one that `holdall plan` reads by default.
         device: Device to measure: cpu, cuda, or auto for a GPU if there is one.
-        disk: Folder on the disk to measure; a file is made there and removed.
+        disk: Folder on the disk to measure; a file is written there and removed.
         json: Print the rates as JSON on stdout.
     """
     from holdall.planning.machine.hardware import default_path
@@ -121,7 +119,7 @@ def hardware(
 
     out = default_path() if out is None else out
     measured = measure_hardware(device, folder=disk, note=lambda stage: print(f"measuring {stage}", file=sys.stderr))
-    if int(os.environ.get("RANK", "0")) == 0:  # under torchrun all measure, one writes
+    if int(os.environ.get("RANK", "0")) == 0:  # under torchrun all ranks measure, rank 0 writes
         measured.save(out)
         if json:
             print(out.read_text(encoding="utf-8"), end="")
@@ -140,15 +138,15 @@ def plan(
     explain: str | None = None,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Choose method, hot rows and place of every table, and predict the step time and memory.
+    """Choose method, hot rows and placement of every table; predict time and memory.
 
     Args:
-        data: Data set folder, as prepare made it.
+        data: Data set folder that `holdall prepare` wrote.
         out: File to write, such as plan.json; nothing is written when absent.
-        hardware: Rates that `holdall hardware` measured; this machine's own when absent, measured now if need be.
-        profile: popularity.json of the data set, which saves counting its lookups.
-        edited: A plan changed by hand: predict it again instead of making one.
-        explain: Table whose place is explained.
+        hardware: hardware.json that `holdall hardware` wrote; this machine's when absent, measured now if missing.
+        profile: popularity.json of the data set; its lookups are counted when absent.
+        edited: Plan changed by hand, to predict again instead of making one.
+        explain: Table whose placement is explained.
         json: Print the plan as JSON on stdout.
     """
     from holdall.commands.plan import make_plan, save_plan
@@ -178,16 +176,16 @@ def simulate(
     batch_size: int | None = None,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Predict step time, bytes sent and memory of a plan at other numbers of processes, without having them.
+    """Predict step time, bytes sent and memory of a plan for other numbers of processes.
 
     Args:
         plan: Plan for two processes or more.
         world_size: Numbers of processes: 8, 1,2,4, or the powers of two of a range such as 8..4096.
         strategy: How tables are sharded: two-fold with the plan's hot rows, row-wise, table-wise or data-parallel.
-        hardware: Rates measured under torchrun; this machine's own when absent.
-        data: Data set that the plan was made for; found by its name, here or beside the plan, when absent.
-        profile: popularity.json of the data set, which saves counting its lookups.
-        batch_size: Samples a step of all processes; when absent each process keeps its share of the plan's.
+        hardware: hardware.json measured under torchrun; this machine's when absent.
+        data: Data set folder of the plan; when absent, found by its name here or beside the plan.
+        profile: popularity.json of the data set; its lookups are counted when absent.
+        batch_size: Samples in a step, over all processes; when absent, each process keeps its share of the plan's.
         json: Print JSON on stdout.
     """
     from holdall.commands.simulate import show
@@ -211,18 +209,19 @@ def train(
     """Train a model on a prepared data set.
 
     Args:
-        data: Data set folder, as prepare made it.
-        out: Run folder to make: checkpoints, metrics.jsonl, TensorBoard files, run.json.
-        config: TOML file with values for the options below; what is given on the command line goes before it.
-        resume: Go on from the newest checkpoint in the run folder.
+        data: Data set folder that `holdall prepare` wrote.
+        out: Run folder to write: checkpoints, metrics.jsonl, TensorBoard files, run.json.
+        config: TOML file with values for the options below; flags take precedence.
+        resume: Continue from the newest checkpoint in the run folder.
         overwrite: Replace the run folder if it exists.
     """
+    from holdall.commands.metrics import show_metrics, show_stages
     from holdall.training.trainer import train as run
 
     result = run(data, out, settings, resume=resume, overwrite=overwrite)
-    if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all train, one speaks
+    if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all ranks train, rank 0 prints
         return
-    _report(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
+    show_metrics(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
     if result.get("hot_share_of_inputs") == 1.0:
         print(
             "every input is fully hot within these bytes, so there were no cold batches and nothing was moved: "
@@ -230,7 +229,7 @@ def train(
             file=sys.stderr,
         )
     if result.get("stages"):
-        _report_stages(result["stages"])
+        show_stages(result["stages"])
     print(f"next: holdall evaluate {out}", file=sys.stderr)
 
 
@@ -243,34 +242,34 @@ def evaluate(
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Measure a trained model on a split.
+    """Evaluate a trained model on a split.
 
     Args:
         run: Run folder.
-        split: Part of the data to measure on.
-        data: Another prepared folder with the same ids; the one trained on when absent.
-        k: K of HR@K and NDCG@K: of held-out events among their candidates, for implicit data (there 10 when absent), or
-            of clicks within the rows of --group-by.
-        group_by: Feature, such as user, within whose ids AUC is measured as well (gauc).
+        split: Split to evaluate on.
+        data: Another data set folder with the same ids; the one trained on when absent.
+        k: K of HR@K and NDCG@K, of held-out events of implicit data (10 when absent) or of clicks by --group-by.
+        group_by: Feature, such as user: AUC is also computed within the rows of each of its ids (gauc).
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
+    from holdall.commands.metrics import show_metrics
     from holdall.training.evaluate_run import evaluate as measure
 
     metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
         _print_json(metrics)
         return
-    _report(f"{split} split of {run}, {metrics['checkpoint']}", metrics)
+    show_metrics(f"{split} split of {run}, {metrics['checkpoint']}", metrics)
     if metrics.get("dropped"):
         print(f"{metrics['dropped']:,} candidates did not count: the chosen item itself, or an item listed twice")
 
 
 def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
-    """Say what a data folder, run folder or checkpoint holds.
+    """Describe a data set folder, run folder or checkpoint.
 
     Args:
-        path: The artifact.
+        path: Folder to describe.
         json: Print JSON on stdout.
     """
     from holdall.commands import inspect
@@ -288,12 +287,12 @@ def doctor(
     verify: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Check labels, numbers, ids and memory before training, and predict the time of an epoch. Changes nothing.
+    """Check labels, numbers, ids and memory before training; predict the time of an epoch.
 
     Args:
-        data: Data set folder, as prepare made it.
-        plan: Plan for it, to compare with what this machine has.
-        verify: Compare the hashes of the files too.
+        data: Data set folder that `holdall prepare` wrote.
+        plan: Plan for the data set, to compare with the memory of this machine.
+        verify: Compare the hashes of the files, too.
         json: Print JSON on stdout.
     """
     from holdall.commands.doctor import doctor as run
@@ -309,10 +308,10 @@ def doctor(
 
 
 def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = False) -> None:
-    """Generate a click log, prepare it, train on it and evaluate: every stage, on synthetic data.
+    """Generate a click log, prepare it, train and evaluate: every stage on synthetic data.
 
     Args:
-        out: Folder for everything the demo makes.
+        out: Folder for everything the demo writes.
         rows: Clicks to generate.
         overwrite: Replace the folder if it exists.
     """
@@ -350,7 +349,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         commands = _with_settings_file(given)
         tyro.extras.subcommand_cli_from_dict(
-            commands, prog="holdall", description="Train and serve recommenders whose tables do not fit.", args=given
+            commands,
+            prog="holdall",
+            description="Train recommendation models whose embedding tables do not fit the hardware.",
+            args=given,
+            config=(tyro.conf.PositionalMetavarFromFieldName,),
         )
     except HoldallError as error:
         if debug:
@@ -358,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             _fail_as_rank(error)
         _fail(str(error), 2)
-    except BrokenPipeError:  # the reader of our output, such as `head`, has gone
+    except BrokenPipeError:  # the reader of our output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except KeyboardInterrupt as error:
@@ -372,14 +375,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Our own as a sentence, without the line of code that gave it; others as Python shows them."""
+    """Our own warnings as a sentence, without the line of code; others as Python formats them."""
     if Path(filename).is_relative_to(Path(__file__).parent):
         return f"holdall: warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., None]]:
-    """The commands, with the settings of the chosen one taken from its `--config FILE`, if it has one."""
+    """The commands; `--config FILE`, if given, sets the defaults of the one to run."""
     commands = dict(COMMANDS)
     command = given[0] if given else "--help"
     if command not in commands:
@@ -393,7 +396,7 @@ def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., None]]:
             raise ConfigError(f"--config goes with {' and '.join(defaults)}, not with {command}")
         settings = overlay(defaults[command](), read_toml(Path(path)), path)
         function = functools.partial(commands[command], settings=settings)
-        # Not functools.wraps: it would make the signature, and so the defaults, those of the plain function.
+        # Not functools.wraps: tyro would read the signature, and so the defaults, of the plain function.
         function.__doc__ = commands[command].__doc__
         commands[command] = function
     return commands
@@ -409,39 +412,12 @@ def _option(given: Sequence[str], name: str) -> str | None:
     return None
 
 
-def _report(title: str, metrics: dict[str, Any] | None) -> None:
-    from rich.console import Console
-
-    from holdall.common.console import table
-
-    console = Console()
-    console.print(f"[bold]{title}[/bold]")
-    if metrics:
-        shown = table("metric", "value")
-        for name, value in metrics.items():
-            if isinstance(value, int | float):
-                shown.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
-        console.print(shown)
-
-
-def _report_stages(stages: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-
-    from holdall.common.console import table
-
-    shown = table("stage", "predicted ms", "measured ms")
-    for row in stages:
-        values = ["" if row[name] is None else f"{row[name] * 1e3:.3f}" for name in ("predicted", "measured")]
-        shown.add_row(row["stage"], *values)
-    Console().print(shown)
-
-
 def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps(document, indent=2))
 
 
 def _fail_as_rank(error: HoldallError) -> None:
-    """Under torchrun: say which rank failed, unless another one says it."""
+    """Under torchrun: print which rank failed, unless another rank prints it."""
     from holdall.distributed.processes import PeerError
 
     if isinstance(error, PeerError):

@@ -1,0 +1,30 @@
+"""Tables of metrics and stage times on the console."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from holdall.common.console import table
+
+
+def show_metrics(title: str, metrics: dict[str, Any] | None) -> None:
+    """Print a title and the numbers among `metrics`."""
+    console = Console()
+    console.print(f"[bold]{title}[/bold]")
+    if metrics:
+        shown = table("metric", "value")
+        for name, value in metrics.items():
+            if isinstance(value, int | float):
+                shown.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value:.6g}")
+        console.print(shown)
+
+
+def show_stages(stages: list[dict[str, Any]]) -> None:
+    """Print predicted and measured milliseconds of each stage of a step."""
+    shown = table("stage", "predicted ms", "measured ms")
+    for row in stages:
+        values = ["" if row[name] is None else f"{row[name] * 1e3:.3f}" for name in ("predicted", "measured")]
+        shown.add_row(row["stage"], *values)
+    Console().print(shown)
