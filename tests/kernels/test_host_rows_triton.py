@@ -29,6 +29,7 @@ from holdall.tiers.placement import place
 from holdall.tiers.staging import buffers_for
 from holdall.tiers.working_set import KernelSet
 from tests.kernels import host_rows_checks as checks
+from tests.tiers import row_mover_checks
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step
 
 
@@ -175,6 +176,18 @@ def depends_on(value: object) -> Hashable:
     if isinstance(value, list | tuple):
         return tuple(map(depends_on, value))
     return value if isinstance(value, int | str) else type(value)
+
+
+def test_rows_are_fetched_and_written_back() -> None:
+    row_mover_checks.check_fetch_and_write_back("kernel")
+
+
+def test_rows_are_forwarded_from_the_newest_owner() -> None:
+    row_mover_checks.check_forward("kernel")
+
+
+def test_a_set_that_does_not_fit_names_the_rows_it_needs() -> None:
+    row_mover_checks.check_required_rows("kernel")
 
 
 def test_staging_buffers_without_rows() -> None:
