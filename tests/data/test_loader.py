@@ -362,10 +362,10 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(data: DataSet) -> None:
         ({"batch_size": 20}, "made with batch_size 20"),
         ({"rows": 99}, "made with rows 99"),
         ({"shuffle": "rows"}, "made with shuffle 'rows'"),
-        ({"sample": 5}, "stands at sample 5"),
-        ({"sample": 500}, "stands at sample 500"),
-        ({"epoch": "one"}, "no place in the data"),
-        ({"epoch": -1}, "no place in the data"),
+        ({"sample": 5}, "is at sample 5"),
+        ({"sample": 500}, "is at sample 500"),
+        ({"epoch": "one"}, "no position in the data"),
+        ({"epoch": -1}, "no position in the data"),
     ],
 )
 def test_a_state_of_another_run_is_refused(data: DataSet, change: dict[str, object], message: str) -> None:

@@ -108,7 +108,7 @@ def test_files_of_any_size_hold_the_same_rows_in_the_same_order(
 ) -> None:
     raw = write_lines(tmp_path / "raw.tsv", random_lines(300))
     prepare([raw], tmp_path / "one", PrepareConfig(valid=0.2))
-    monkeypatch.setattr("holdall.data.formats.registry.read_text", read_small_blocks)
+    monkeypatch.setattr("holdall.data.formats.table.read_text", read_small_blocks)
     schema = prepare([raw], tmp_path / "many", PrepareConfig(valid=0.2, rows_per_file=7))
     assert [file.rows for file in schema.splits["train"].files][:-1] == [7] * (schema.splits["train"].rows // 7)
     for split in ("train", "valid", "test"):
@@ -166,7 +166,7 @@ def test_standard_uses_the_training_rows_and_missing_is_the_mean(tmp_path: Path)
 def test_mean_and_deviation_do_not_depend_on_how_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.concatenate([np.arange(400) + 1_000_000, np.arange(100) * 37])
     raw = write_lines(tmp_path / "raw.tsv", [criteo_line(0, [number]) for number in numbers])
-    monkeypatch.setattr("holdall.data.formats.registry.read_text", read_small_blocks)
+    monkeypatch.setattr("holdall.data.formats.table.read_text", read_small_blocks)
     schema = prepare([raw], tmp_path / "out", PrepareConfig(test=0.0, dense="standard"))
     assert (schema.dense[0].mean, schema.dense[0].std) == pytest.approx((numbers.mean(), numbers.std()), rel=1e-12)
 

@@ -97,7 +97,7 @@ def test_the_first_bad_line_is_named_whatever_is_wrong_with_later_ones(tmp_path:
 
 
 def test_line_numbers_count_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdall.data.formats.registry.read_text", small_blocks)
+    monkeypatch.setattr("holdall.data.formats.table.read_text", small_blocks)
     raw = write_lines(tmp_path / "raw.tsv", [GOOD] * 500 + ["bad"] + [GOOD] * 20)
     with pytest.raises(DataError, match="line 501: 1 column"):
         prepare([raw], tmp_path / "out")
@@ -153,7 +153,7 @@ def test_a_file_that_is_no_text_stops_instead_of_filling_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "MAX_RECORD_BYTES", 1000)
-    monkeypatch.setattr("holdall.data.formats.registry.read_text", small_blocks)
+    monkeypatch.setattr("holdall.data.formats.table.read_text", small_blocks)
     raw = tmp_path / "raw.tsv"
     raw.write_bytes(f"{GOOD}\n".encode() + b"\x01" * 5000)
     with pytest.raises(DataError, match="line 2: no end of the line"):

@@ -1,6 +1,6 @@
-"""The Arrow IPC files of a split (see docs/formats.md) and the provisional files they are made from.
+"""Arrow IPC files of a split (docs/formats.md), and the provisional files they are made from.
 
-Both hold exactly one record batch, uncompressed, so that a reader maps them and slices whole arrays.
+Each holds exactly one record batch, uncompressed, so that a reader maps it and slices whole arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def write_split_file(
 ) -> DataFile:
     """Write one file of a split: label [R], dense [R, N], ids [R, F1], and the bags and sequences by name.
 
-    `dense` and `ids` are left out when they have no columns. `probability` [R] is the planted one of synthetic sets.
+    `dense` and `ids` are left out when they have no columns. `probability` [R] is the planted click probability of
+    synthetic sets.
     """
     columns: dict[str, pa.Array] = {"label": pa.array(label, type=pa.uint8())}
     for name, matrix in (("dense", dense), ("ids", ids)):
@@ -55,7 +56,7 @@ def read_batch(path: Path) -> pa.RecordBatch:
 
 
 class Spill:
-    """Gathers the rows of one split and writes them as provisional files of `rows_per_file` rows."""
+    """Writer of the rows of one split, as provisional files of `rows_per_file` rows."""
 
     def __init__(self, folder: Path, split: str, rows_per_file: int):
         self.folder = folder

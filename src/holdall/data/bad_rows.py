@@ -1,4 +1,4 @@
-"""What happens to rows that cannot be read: stop at the first, or leave them out and list them."""
+"""Handling of rows that cannot be read: stop at the first, or leave them out and list them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 class BadRows:
-    """Takes refused rows: raises a DataError for the first, or appends each to `path` and counts it.
+    """Collector of refused rows: raises a DataError at the first, or appends each to `path` and counts it.
 
-    A line of the list is file, line number, reason and the raw line, tab-separated; the raw line is last, since it may
-    hold tabs. The file exists only when there are bad rows. Memory does not grow with them.
+    A line of the list has the file, line number, reason and raw line, tab-separated; the raw line is last, since it may
+    contain tabs. The file exists only when there are bad rows. Memory does not grow with them.
     """
 
     def __init__(self, path: Path, mode: Literal["stop", "skip"]):

@@ -48,7 +48,7 @@ class Ids:
         return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Ids:
-        """The same with each of its tensors changed."""
+        """Copy with `change` applied to each tensor."""
         return replace(
             self,
             values=change(self.values),
@@ -58,7 +58,7 @@ class Ids:
 
 
 def features_at(values: Tensor, positions: Sequence[int]) -> Tensor:
-    """Of values [F, B] the features at `positions`, in that order."""
+    """Values [F', B] of the features at `positions`, in that order, from values [F, B]."""
     if list(positions) == list(range(values.shape[0])):
         return values
     return values.index_select(0, _on_device(tuple(positions), values.device))
@@ -66,14 +66,14 @@ def features_at(values: Tensor, positions: Sequence[int]) -> Tensor:
 
 @cache
 def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
-    """Copied there once, since a GPU is waited for."""
-    with torch.inference_mode(False):  # for those who are not in it, too
+    """Numbers as a tensor on a device; cached, because the copy waits for a GPU."""
+    with torch.inference_mode(False):  # usable outside of inference mode, too
         return torch.tensor(numbers, device=device)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one training step reads."""
+    """Input of one training step."""
 
     dense: Tensor
     """[B, N] float32."""
@@ -85,13 +85,13 @@ class Batch:
         return self.label.shape[0]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Its tensors, those that are there."""
+        """All tensors of the batch, without those that are None."""
         for tensor in (self.dense, self.label, self.ids.values, self.ids.offsets, self.ids.weights):
             if tensor is not None:
                 yield tensor
 
     def without_samples(self) -> Batch:
-        """A batch of no samples, otherwise like this one."""
+        """Batch without samples, of the same types and features."""
         ids = self.ids
         if ids.offsets is None:
             values, offsets = ids.values[:, :0], None
@@ -101,11 +101,11 @@ class Batch:
         return Batch(self.dense[:0], Ids(values, offsets, ids.num_features, weights), self.label[:0])
 
     def empty_like(self) -> Batch:
-        """One of the same shapes and types, in the same place, that holds nothing yet."""
+        """Uninitialised batch of the same shapes and types, on the same device."""
         return Batch(torch.empty_like(self.dense), self.ids.each(torch.empty_like), torch.empty_like(self.label))
 
     def fill(self, other: Batch) -> None:
-        """Copy the numbers of another batch of the same shapes over these."""
+        """Copy the values of another batch of the same shapes into this one."""
         for tensor, source in zip(self.tensors(), other.tensors(), strict=True):
             tensor.copy_(source)
 

@@ -1,4 +1,4 @@
-"""Text files as blocks of whole lines, decompressed."""
+"""Decompressed blocks of whole lines of a text file."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class TextBlock:
 
 
 def last_line_end(data: bytes) -> int:
-    """Where the last whole line ends; 0 when there is none."""
+    """End of the last whole line; 0 when there is none."""
     return data.rfind(b"\n") + 1
 
 
 def read_blocks(
     path: Path, block_bytes: int = BLOCK_BYTES, last_record_end: Callable[[bytes], int] = last_line_end
 ) -> Iterator[TextBlock]:
-    """Blocks of about `block_bytes`, cut where `last_record_end` says; the last line needs no newline."""
+    """Blocks of about `block_bytes`, cut at `last_record_end`; the last line needs no newline."""
     rest, line = b"", 1
     for data, position in _read_chunks(path, block_bytes):
         data = rest + data if rest else data
@@ -58,7 +58,7 @@ def read_blocks(
 
 
 def _read_chunks(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
-    """Decompressed bytes, and how much of the file they took."""
+    """Decompressed bytes, and the number of bytes of the file read so far."""
     compression = COMPRESSIONS.get(path.suffix)
     try:
         with pa.OSFile(str(path)) as file:

@@ -1,14 +1,14 @@
-"""Drawing the rows of a synthetic click log, block by block; every block can be made on its own.
+"""Rows of a synthetic click log, drawn block by block; each block can be drawn on its own.
 
     rank ~ Zipf(n_f, s_f)  ->  group  ->  drift  ->  id        dense ~ log(1 + counts)        label ~ Bernoulli(teacher)
 
 *Groups*: a row draws one of G groups. The most popular 5% of a feature's ids belong to none; the others belong to group
 `(id - first) % G`, and a lookup of one of them is, with probability `group_share`, moved to the row's group among the G
-neighbouring ranks. How often each id occurs hardly changes; which ids of different features occur together does.
+neighbouring ranks. The frequency of each id hardly changes; co-occurrence across features does.
 
-*Drift*: ranks r and r + n/2 form a pair. A pair swaps its two ids at a moment of the log drawn for it, in a fraction
-`drift` of the pairs; so the ids are always a permutation of the ranks, and of the ids that are hot at the first row
-the fraction `drift` is cold at the last.
+*Drift*: ranks r and r + n/2 form a pair. In a fraction `drift` of the pairs the two ids are swapped, at a time drawn
+for the pair; so the ids are always a permutation of the ranks, and of the ids that are hot at the first row the
+fraction `drift` is cold at the last.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DENSE_QUANTILES = 4096
 # Streams of random numbers, so that none depends on how many numbers another has used.
 _GROUPS, _IDS, _DENSE, _LABELS = range(4)
 _CALIBRATION = 2**32 - 1  # in place of a block's number
-# Salts of the hash.
+# Salts of the hash, one for each use.
 _SWAP, _MISSING, _LOCATION = 201, 202, 203
 
 IdColumn = npt.NDArray[np.int64] | Ragged
@@ -164,7 +164,7 @@ def draw_ids(config: SyntheticConfig, block: int, size: int) -> Iterator[IdColum
 
 
 def first_grouped(num_ids: int) -> int:
-    """The least popular ids, from this one on, belong to groups."""
+    """First id that belongs to a group; the more popular ids before it belong to none."""
     return math.ceil(num_ids * HOT_SHARE)
 
 
@@ -181,7 +181,7 @@ def _move_to_group(
     group: npt.NDArray[np.int64],
     rng: np.random.Generator,
 ) -> None:
-    """In place: among each run of G ranks, the one of the row's group; popularity hardly changes within a run."""
+    """Replace each rank, in place, by the one of the row's group in the same run of G ranks."""
     first = first_grouped(config.cardinalities[feature])
     within = ranks - first
     moved = within - within % config.groups + group + first
@@ -190,7 +190,7 @@ def _move_to_group(
 
 
 def _swap(config: SyntheticConfig, feature: int, ranks: npt.NDArray[np.int64], moment: npt.NDArray[np.float64]) -> None:
-    """In place: from ranks to the ids that hold them at these moments (0 at the first row, 1 at the last)."""
+    """Replace ranks, in place, by the ids that have them at these times (0 at the first row, 1 at the last)."""
     half = config.cardinalities[feature] // 2
     if half == 0:
         return
@@ -228,7 +228,7 @@ def _dense_tables(seed: int, num_dense: int) -> list[FloatArray]:
 
 @lru_cache(maxsize=8)
 def teacher_of(config: SyntheticConfig) -> Teacher:
-    """The config's teacher, calibrated on rows of its own spread evenly over the log (takes about 0.2 s, then kept)."""
+    """The config's teacher, calibrated on rows of its own spread evenly over the log (about 0.2 s, then cached)."""
     teacher = Teacher(
         seed=config.seed,
         cardinalities=config.cardinalities,
@@ -241,7 +241,7 @@ def teacher_of(config: SyntheticConfig) -> Teacher:
 
 
 def _moments(config: SyntheticConfig, block: int, size: int) -> npt.NDArray[np.float64]:
-    """When the rows of a block happen: 0 for the first of the log, 1 for the last."""
+    """Time of each row of a block: 0 for the first row of the log, 1 for the last."""
     if block == _CALIBRATION:
         return np.linspace(0.0, 1.0, size)
     return (block * BLOCK_ROWS + np.arange(size)) / max(1, config.rows - 1)

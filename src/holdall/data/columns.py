@@ -1,4 +1,4 @@
-"""Rows of a prepared data set as plain arrays: what an Arrow file holds, and what becomes a Batch.
+"""Rows of a prepared data set as plain arrays, between an Arrow file and a Batch.
 
 Shapes: R rows, N dense columns, F1 one-hot features, L lookups of a bag or sequence feature.
 """
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Ragged:
-    """A list a row: row i holds `values[offsets[i] : offsets[i + 1]]`. Offsets need not start at 0."""
+    """One list a row: list i is `values[offsets[i] : offsets[i + 1]]`. Offsets need not start at 0."""
 
     values: Array
     """[L] ids."""
@@ -36,7 +36,7 @@ class Ragged:
 
     @property
     def flat(self) -> Array:
-        """The values of all rows, one row after the other, without those before the first or after the last."""
+        """Values of all rows, one row after the other, without unused ones at either end."""
         return self.values[int(self.offsets[0]) : int(self.offsets[-1])]
 
     def slice(self, start: int, stop: int) -> Ragged:
@@ -115,7 +115,7 @@ class Columns:
         )
 
     def batch(self, one_hot: Sequence[bool]) -> Batch:
-        """The rows as a Batch; `one_hot` says of each feature, in schema order, whether it is a column of `ids`.
+        """The rows as a Batch; `one_hot` tells for each feature, in schema order, whether it is a column of `ids`.
 
         With one-hot features alone nothing but the label is copied: `ids.values` [F, B] is the transposed view of
         `ids` [B, F]. With any bag the values are gathered feature-major, which copies them (4 bytes a lookup, and

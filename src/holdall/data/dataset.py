@@ -1,7 +1,7 @@
 """A split of a prepared data folder, memory-mapped: rows in file order, as Batches that view the files.
 
-Opening reads `schema.json` and the files' footers; a row costs memory when it is looked at, and the operating system
-may take that memory back. The format is in `docs/formats.md`.
+Opening reads `schema.json` and the files' footers; a row takes memory once it is read, and the operating system may
+reclaim that memory. The format is in `docs/formats.md`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CURE = "copy the folder again, or make it again with `holdall prepare`"
 class DataSet:
     """The rows of one split, 0..len-1.
 
-    A missing or damaged file is a DataError. Sizes are always checked against `schema.json`; `verify` also checks
-    the files' hashes, which reads all of them. Batches are views of the mapped files: whoever writes into one changes
-    a private copy of the page, never the file, but every other view of it in this process too, so don't.
+    A missing or damaged file is a DataError. Sizes are always checked against `schema.json`; `verify` also checks the
+    files' hashes, which reads all of them. Batches are views of the mapped files and must not be written to: a write
+    goes to a private copy of the page, not to the file, but changes every other view of that page in this process.
     """
 
     def __init__(self, folder: str | Path, split: str = "train", verify: bool = False):
@@ -78,7 +78,7 @@ class DataSet:
         """The named rows, in that order, copied."""
         rows = np.asarray(rows, dtype=np.int64)
         order = np.argsort(rows, kind="stable")
-        in_order = rows[order]  # so that each file and each page is visited once
+        in_order = rows[order]  # so that each file and each page is read once
         bounds = np.searchsorted(in_order, self._starts)
         parts = [
             columns.take(in_order[start:stop] - first)

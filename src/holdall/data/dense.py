@@ -1,4 +1,4 @@
-"""Dense columns: what is stored for a raw number, and the statistics that `standard` needs."""
+"""Transforms of dense columns, and the statistics that `standard` needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Moments:
         """Sum of squared distances from the mean."""
 
     def add(self, raw: Array) -> None:
-        """Take in [R] float64; NaN is missing and not counted."""
+        """Add values [R] float64; NaN is missing and not counted."""
         values = raw[~np.isnan(raw)]
         if not len(values):
             return

@@ -1,4 +1,4 @@
-"""Raw rows as a Batch, with the id maps and transforms that a data set was prepared with: how new rows are scored.
+"""Encoder of raw rows as a Batch, with the id maps and transforms of a prepared data set, for scoring new rows.
 
 Columns are named as in `schema.json`. Needs neither polars nor the raw files.
 """
@@ -27,7 +27,7 @@ Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 
 
 class Encoder:
-    """The maps and transforms of one prepared data set, loaded once.
+    """Id maps and transforms of one prepared data set, loaded once.
 
     Memory: about 40 bytes a row of the maps, once each has been used.
     """
@@ -112,7 +112,7 @@ def numbers(values: pa.ChunkedArray, column: DenseColumn) -> Array:
 
 
 def pieces(values: pa.ChunkedArray, feature: Feature) -> tuple[pa.Array, Array]:
-    """The texts of all lists, [L], and how many each row has, [R]: no empty ones, at most `max_length` a row."""
+    """Texts of all lists [L] and their number in each row [R], without empty ones, at most `max_length` a row."""
     try:
         lists = values.cast(pa.large_list(pa.large_string())).combine_chunks()
     except pa.ArrowException as error:

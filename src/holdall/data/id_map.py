@@ -1,4 +1,4 @@
-"""Which id a raw value has: the map of one feature, as `ids/<feature>.arrow` holds it.
+"""Id map of one feature, from raw values to ids, as stored in `ids/<feature>.arrow`.
 
 Row number = id, in popularity order: by count in the training split, descending; equal counts by the value's UTF-8
 bytes, ascending. The `unseen` row (a null value) stands for every value that is not in the map; its count is what
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 
 class IdMap:
-    """Values and counts by id, and the way back from a value to its id.
+    """Values and counts by id, and the lookup of the id of a value.
 
     The first `apply` builds an index of 12 to 16 bytes a row (sorted hashes and ids); a lookup then takes two binary
     searches and one comparison of strings, so it is exact.
@@ -79,7 +79,7 @@ class IdMap:
         return cls(values, table["count"].to_numpy(), unseen)
 
     def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> Array:
-        """[R] ids of R raw values; null is missing, and what the map does not hold becomes `unseen`."""
+        """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
         queries = as_text(values)
         hashes = hash_strings(queries)
         sorted_hashes, ids = self._index
@@ -113,7 +113,7 @@ def id_dtype(num_rows: int) -> type[np.int32 | np.int64]:
 
 
 def as_text(values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> pa.LargeStringArray:
-    """Raw values as the text they are known by, missing ones as the empty string."""
+    """Raw values as text, missing ones as the empty string."""
     array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     if not is_nameable(array.type):
         raise DataError(f"categorical values must be text, integers or booleans, not {array.type}: store them as text")
@@ -155,7 +155,7 @@ def hash_strings(strings: pa.LargeStringArray) -> Array:
 
 
 def id_map_path(folder: str | Path, feature: str) -> Path:
-    """Where a feature's map is; characters that file names cannot hold are percent-encoded."""
+    """Path of a feature's map; characters that file names cannot have are percent-encoded."""
     return Path(folder) / IDS_FOLDER / f"{quote(feature, safe='')}.arrow"
 
 

@@ -1,8 +1,9 @@
-"""Implicit data: events of users that chose items, with nothing said about the items they did not choose.
+"""Implicit data: events of users that chose items, and none for the items they did not choose.
 
-What every such data set shares, once its files are read: events in each user's order, repeated ones dropped, the last
-held out, attributes joined, the items before an event as its history, negatives drawn for what is held out, and the
-files that let training draw its own (`items.arrow`) and a model be ranked (`ranking-*.arrow`).
+All such data sets take the same steps, once their files are read: events are put in each user's order, repeated ones
+are dropped, the last is held out, attributes are joined, the items before an event become its history, negatives are
+drawn for held-out events, and two kinds of files are written: `items.arrow`, from which training draws negatives, and
+`ranking-*.arrow`, by which a model is ranked.
 
 The train split has positives alone, in random order; valid and test have each held-out event followed by the first
 `negatives` of its ranking case. Memory: about 100 bytes an event (MovieLens-25M: 2.5 GB).
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 Parse = Callable[[Path], Iterator[list[Refused]]]
-"""Reads a file into an `Implicit` and yields the lines it refused, block by block."""
+"""Function that reads a file into an `Implicit` and yields refused lines, block by block."""
 USER, ITEM, HISTORY = "user", "item", "history"
 ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class GivenNegatives:
-    """The negatives that a data set comes with."""
+    """Negatives that are part of a data set."""
 
     path: Path
     users: Array
@@ -58,7 +59,7 @@ class GivenNegatives:
 
 @dataclass(frozen=True)
 class Cases:
-    """Held-out events and their negatives, in codes."""
+    """Held-out events and their negatives, as codes."""
 
     events: Array
     negatives: Array
@@ -66,7 +67,7 @@ class Cases:
 
 
 class Implicit:
-    """Gathers the events and attributes of an implicit data set, and makes rows of them."""
+    """Builder of the rows of an implicit data set, from its events and attributes."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class Implicit:
         history_of: tuple[str, ...] = (),
         leave_one_out: bool = False,
     ):
-        """`history_of` names the item and those of its features whose earlier values a row has as a sequence;
-        `leave_one_out` makes the last event of each user the test, where no file says."""
+        """`history_of` names the item and those of its features whose earlier values are sequences of a row;
+        `leave_one_out` makes the last event of each user a test event, for data sets without a test file."""
         self.config = config
         self.leave_one_out = leave_one_out
         self.item_features = item_features
@@ -127,14 +128,14 @@ class Implicit:
             for refused in parsers[path](path):
                 yield no_rows(self.layout, refused)
             if path == last:
-                self._deal()
+                self._split_events()
                 yield from self._rows(path.stat().st_size)
 
         return RawData(layout=self.layout, files=list(parsers), read=read, finish=self._finish, counts=self.counts)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def _deal(self) -> None:
+    def _split_events(self) -> None:
         """Code users and items, put events in order, drop repeated ones, hold some out."""
         users, items, order = (np.concatenate([part[k] for part in self._events]) for k in range(3))
         split = np.concatenate([np.full(len(part[0]), part[3], dtype=np.uint8) for part in self._events])
@@ -171,7 +172,7 @@ class Implicit:
             self.split[self.starts[1:][lengths > 1] - 1] = TEST
         num_train = np.bincount(self.user[self.split == TRAIN], minlength=len(lengths))
         self.history_end = self.starts[:-1] + num_train
-        """[users] where the events that a model may know of end."""
+        """[users] end of the events that a model may use."""
         drawn = hash_numbers(self.user_ids, self.config.seed) / 2.0**64 < self.config.valid_fraction
         self.split[self.history_end[drawn & (num_train > 1)] - 1] = VALID
         self.counts["users_without_valid_event"] = int((drawn & (num_train < 2)).sum())
@@ -194,7 +195,7 @@ class Implicit:
             self.counts["histories_cut"] = int((longest > self.config.max_length).sum())
 
     def _align(self) -> None:
-        """Attributes in the order of the codes; who has none gets missing values, and is counted."""
+        """Put attributes in the order of the codes; users and items without any get missing values and are counted."""
         pl = import_polars()
         for key, ids in ((USER, self.user_ids), (ITEM, self.item_ids)):
             names = {"id": ids, key: pl.Series(ids).cast(pl.String)}
@@ -224,11 +225,13 @@ class Implicit:
         try:
             order = [places.pop(pair) for pair in zip(users.tolist(), items.tolist(), strict=True)]
         except KeyError as error:
-            raise DataError(f"{self.given.path} has no line for the test event {error}: the files do not fit") from None
+            raise DataError(
+                f"{self.given.path} has no line for the test event {error}: the files do not match"
+            ) from None
         for pair, place in places.items():
             raise DataError(
                 f"{self.given.path}, line {self.given.lines[place]}: the event {pair} is not among the test events: "
-                f"the files do not fit"
+                f"the files do not match"
             )
         return np.searchsorted(self.item_ids, self.given.negatives[order])
 

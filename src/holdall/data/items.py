@@ -1,7 +1,7 @@
-"""What belongs to an item, by its id: so that a row can be turned into the same row with another item.
+"""Attributes of items by id, for turning a row into the same row with another item.
 
-`items.arrow` lies beside the splits of an implicit data set (docs/formats.md). Row number = id of the item feature; one
-column for each feature that depends on the item alone.
+`items.arrow` is stored beside the splits of an implicit data set (docs/formats.md). Row number = id of the item
+feature; one column for each feature that depends on the item alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which raw column means what: the description that both the Criteo format and a TOML schema come down to."""
+"""Layout of raw data: the columns of the label, of dense values and of features, in a TOML schema or a known format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How lines of text become columns."""
+    """Rules for splitting lines of text into columns."""
 
     separator: str = ","
     quote: str = ""
@@ -71,7 +71,7 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class Positive:
-    """The rule that makes a number a label: `number OP threshold`."""
+    """Rule that turns a number into a label: `number OP threshold`."""
 
     comparison: str
     threshold: float
@@ -98,7 +98,7 @@ class RawFeature:
     column: str
     kind: FeatureKind = "categorical"
     separator: str | None = None
-    """What stands between the values of a bag or sequence in a text column; None where the column holds lists."""
+    """Separator of the values of a bag or sequence in a text column; None where the column holds lists."""
     max_length: int | None = None
     """Bags keep their first `max_length` values, sequences their last."""
     table: str | None = None
@@ -111,7 +111,7 @@ class RawFeature:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The raw columns that make up a data set."""
+    """Raw columns that make up a data set."""
 
     label: str
     positive: Positive | None = None

@@ -1,6 +1,6 @@
-"""Batches of a split, epoch after epoch: shuffled by seed, shared among processes, fetched ahead, resumable.
+"""Loader of the batches of a split: shuffled by seed, divided among processes, prefetched, resumable.
 
-The order of an epoch is a function of (seed, epoch, batch size, rows) and nothing else, so the place in the data is
+The order of an epoch is a function of (seed, epoch, batch size, rows) and nothing else, so a position in the data is
 two numbers, and any number of processes sees the same global batches.
 """
 
@@ -23,19 +23,19 @@ Shuffle = Literal["blocks", "rows", "none"]
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the data, the same for every rank: so much of this epoch has been given."""
+    """Position in the data, the same for every rank: the part of an epoch that has been read."""
 
     epoch: int
     batch: int
-    """Global batches of the epoch given so far: what to pass as `start_batch`."""
+    """Global batches of the epoch read so far: the `start_batch` to resume at."""
     sample: int
-    """Samples of the epoch given so far, by all ranks together."""
+    """Samples of the epoch read so far, by all ranks."""
 
 
 class Loader:
-    """Gives the batches of a split; `batch_size` is the global one, of which each rank gets its contiguous share.
+    """Batches of a split; `batch_size` is the global one, of which each rank gets its contiguous share.
 
-    How `shuffle` orders an epoch:
+    Orders of an epoch, by `shuffle`:
 
     - `blocks` (or True): the rows, taken as a ring, are cut into contiguous blocks of `batch_size` from a starting
       row that the epoch draws, and the blocks come in an order that the epoch draws; the block that is short, if any,
@@ -48,10 +48,10 @@ class Loader:
     - `none` (or False): file order.
 
     Every row comes exactly once an epoch, but for `rows % batch_size` of them when `drop_last`. Rank r of W gets rows
-    `n * r // W .. n * (r + 1) // W` of a global batch of n: shares differ by one sample at most, and are empty for
-    some ranks when n < W. `prefetch` batches are made, and their pages read, by a thread ahead of use; 0 makes each
-    when asked for. `prefetch_to_device` says that whoever asks has a thread that copies them: those that are views
-    of the files are then made when asked for, too.
+    `n * r // W .. n * (r + 1) // W` of a global batch of n: shares differ by one sample at most, and are empty for some
+    ranks when n < W. `prefetch` batches are made, and their pages read, by a thread ahead of use; 0 makes each on
+    demand. With `prefetch_to_device` the consumer copies batches in a thread of its own: batches that are views of the
+    files are then made on demand, too.
     """
 
     def __init__(
@@ -127,29 +127,29 @@ class Loader:
         return self.shuffle != "rows"
 
     def state(self, epoch: int, num_given: int) -> dict[str, Any]:
-        """What a checkpoint keeps (as JSON) to go on after `num_given` batches of an epoch."""
+        """State of the loader after `num_given` batches of an epoch, as JSON for a checkpoint."""
         if num_given >= self.num_batches:
             epoch, num_given = epoch + 1, 0
         return {"epoch": epoch, "sample": num_given * self.batch_size, **self._order()}
 
     def load_state(self, state: dict[str, Any]) -> Position:
-        """Where to go on: `epoch(position.epoch, position.batch)`. The number of processes may have changed; what
-        decides the order of the samples may not."""
+        """Position to resume at, with `epoch(position.epoch, position.batch)`. The number of processes may have
+        changed; settings that decide the order of the samples may not."""
         for name, value in self._order().items():
             if state.get(name) != value:
                 raise CheckpointError(
                     f"the checkpoint was made with {name} {state.get(name)!r} and this run has {value!r}, so it cannot "
-                    f"go on at the same sample: use the same {name}, or start a new run"
+                    f"resume at the same sample: use the same {name}, or start a new run"
                 )
         epoch, sample = state.get("epoch"), state.get("sample")
         if not (isinstance(epoch, int) and isinstance(sample, int) and epoch >= 0):
-            raise CheckpointError(f"the checkpoint has no place in the data (epoch {epoch!r}, sample {sample!r})")
+            raise CheckpointError(f"the checkpoint has no position in the data (epoch {epoch!r}, sample {sample!r})")
         if sample % self.batch_size or not 0 <= sample < self.num_samples:
-            raise CheckpointError(f"the checkpoint stands at sample {sample} of an epoch of {self.num_samples}")
+            raise CheckpointError(f"the checkpoint is at sample {sample} of an epoch of {self.num_samples}")
         return Position(epoch=epoch, batch=sample // self.batch_size, sample=sample)
 
     def _order(self) -> dict[str, Any]:
-        """All that the order of samples depends on, besides the epoch."""
+        """Settings that the order of samples depends on, besides the epoch."""
         return {
             "rows": len(self.data),
             "batch_size": self.batch_size,
@@ -197,9 +197,9 @@ class Loader:
 
 
 def page_in(batch: Batch) -> None:
-    """Read one element of each page under a batch, so that the disk is waited for here and not in the training step.
+    """Read one element of each page of a batch, so that this call waits for the disk and not the training step.
 
-    Torch rather than numpy, because it lets go of the interpreter's lock while a page is read.
+    Torch rather than numpy, because torch releases the GIL while a page is read.
     """
     for tensor in (batch.dense, batch.ids.values.t()):
         if tensor.numel():

@@ -1,4 +1,4 @@
-"""Items a user did not choose, drawn for training and for ranking, without touching the user's own.
+"""Negative sampling: items that a user did not choose, drawn for training and for ranking.
 
 Every draw is a hash of what it is for (seed, epoch, sample, place), so it depends neither on the number of processes
 nor on where a run was resumed. A draw that hits one of the user's own items is drawn again; membership is a binary
@@ -22,12 +22,12 @@ from holdall.data.loader import Loader
 from holdall.data.splits import hash_numbers
 
 Array = npt.NDArray[Any]
-ROUNDS = 32  # of drawing again; who has chosen half of all items is left over once in 2^32 draws
+ROUNDS = 32  # of drawing again; a user who chose half of all items needs more once in 2^32 draws
 CASES_AT_ONCE = 8192
 
 
 class Positives:
-    """Which pairs of user and item are known."""
+    """Known pairs of user and item."""
 
     def __init__(self, users: Array, items: Array, num_items: int):
         self.num_items = num_items
@@ -118,7 +118,7 @@ def pick(keys: Array, attempt: int, catalogue: Array) -> Array:
 
 
 def repeated(items: Array) -> npt.NDArray[np.bool_]:
-    """[C, n] where a value stands in its row a second time."""
+    """[C, n]: whether a value occurs earlier in its row."""
     order = np.argsort(items, axis=1, kind="stable")
     ordered = np.take_along_axis(items, order, axis=1)
     again = np.zeros(items.shape, dtype=bool)
@@ -129,7 +129,7 @@ def repeated(items: Array) -> npt.NDArray[np.bool_]:
 
 
 class NegativeSampling(Loader):
-    """A Loader of a split of positives that follows each with `num_negatives` fresh negatives, every epoch anew.
+    """Loader of a split of positives, each followed by `num_negatives` negatives that are drawn anew in every epoch.
 
     Its batches have B * (1 + num_negatives) rows: a positive, then its negatives, which are the same row with another
     item (and that item's attributes) and label 0. Items are those of the training split, drawn uniformly; the user's
@@ -183,7 +183,7 @@ class NegativeSampling(Loader):
 
 
 def training_loader(data: DataSet, batch_size: int, *, num_negatives: int = 4, **options: Any) -> Loader:
-    """The loader that a split needs: with negatives where it is one of positives alone, a plain one elsewhere.
+    """Loader for a split: with negatives for a split of positives alone, otherwise a plain one.
 
     `batch_size` counts all rows of a batch; with negatives a batch has the most whole groups that fit, at least one.
     """

@@ -1,4 +1,4 @@
-"""Numbers for raw values while they stream by, and the popularity order that replaces them at the end.
+"""Provisional ids of raw values during a streaming pass, and the popularity order that replaces them at its end.
 
 The first pass cannot know how often a value will occur, so it numbers values as they come (a provisional id) and
 counts. Afterwards `order` sorts a table's values by count and gives the array that turns provisional ids into ids.
@@ -37,7 +37,7 @@ class Numbering:
         return pl.col(column).list.eval(pl.element().cast(self.dtype).to_physical())
 
     def see(self, numbers: Array) -> None:
-        """Take note of provisional ids that occur in any split."""
+        """Register provisional ids that occur in any split."""
         self.num_values = max(self.num_values, int(numbers.max(initial=0)) + 1) if len(numbers) else self.num_values
         if self.num_values > len(self._counts):
             grown = np.zeros(max(self.num_values, len(self._counts) * 3 // 2), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The two passes of preparing. The first reads and counts; the second puts ids into popularity order.
+"""Both passes of `prepare`: the first reads and counts, the second puts ids into popularity order.
 
 Raw text is parsed once: the first pass writes what it parsed, with provisional ids, to a temporary folder, and the
 second turns provisional ids into ids by one array lookup each. Memory holds a block of rows and the distinct values.
@@ -31,12 +31,12 @@ from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
-"""Called as (stage, done, total) while work goes on."""
+"""Callback for progress: (stage, done, total)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRule:
-    """How rows are dealt to the splits."""
+    """Assignment of rows to splits."""
 
     valid: float
     test: float
@@ -51,7 +51,7 @@ class SplitRule:
 
 
 class FirstPass:
-    """Reads every source once: numbers and counts values, sums up dense columns, spills the rows."""
+    """First pass over every source: numbers and counts values, sums up dense columns, spills the rows."""
 
     def __init__(self, layout: Layout, rule: SplitRule, folder: Path, rows_per_file: int, read: Read):
         folder.mkdir()
@@ -116,7 +116,7 @@ def flat(column: pa.ChunkedArray) -> Array:
 
 
 class SecondPass:
-    """Orders the values, writes the id maps, and rewrites the spilled rows as the files of the splits."""
+    """Second pass: orders the values, writes the id maps, and rewrites the spilled rows as the files of the splits."""
 
     def __init__(self, first: FirstPass, folder: Path, rare_below: int, dense: Literal["log", "standard", "none"]):
         self.first = first

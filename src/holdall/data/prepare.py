@@ -1,4 +1,4 @@
-"""Raw click logs -> a data set folder (docs/formats.md): ids in popularity order, splits, Arrow files.
+"""Preparation of raw click logs as a data set folder (docs/formats.md): ids in popularity order, splits, Arrow files.
 
     prepare(["day_*.gz"], "data/criteo", PrepareConfig(rare_below=2))
 
@@ -26,17 +26,17 @@ from holdall.data.rows import import_polars
 from holdall.data.schema import SCHEMA_FILE, Schema
 
 IMPLICIT = ("movielens", "taobao", "yelp")
-"""Formats of implicit data: what is held out is events of users, not a fraction of rows."""
+"""Formats of implicit data, of which events of users are held out, not a fraction of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig:
-    """How raw files become a data set."""
+    """Settings for preparing raw files as a data set."""
 
     format: Literal["criteo", "table", "avazu", "taobao", "yelp", "movielens", "bookcrossing"] = "criteo"
     """Layout of the raw files: a public data set (docs/your-data.md), or table (CSV or Parquet, see schema)."""
     schema: Path | None = None
-    """TOML file that says which columns are what, for --format table (sample: configs/table-example.toml)."""
+    """TOML file that describes the columns, for --format table (sample: configs/table-example.toml)."""
     rare_below: int = 1
     """Values seen fewer times than this in training share the unseen row."""
     valid: float | None = None
@@ -55,13 +55,13 @@ class PrepareConfig:
     max_length: int = 20
     """Taobao, yelp: longest history of a user in a row."""
     positive: str | None = None
-    """Bookcrossing: ratings that count as label 1, such as ">= 7"; "> 0" unless said."""
+    """Bookcrossing: ratings that count as label 1, such as ">= 7"; "> 0" by default."""
     seed: int = 0
     """Seed of the split and of the negatives."""
     dense: Literal["log", "standard", "none"] = "log"
-    """What is stored for a number x: log(max(x, 0) + 1), (x - mean) / std of the training rows, or x; 0 if missing."""
+    """Stored value of a number x: log(max(x, 0) + 1), (x - mean) / std of the training rows, or x; 0 if missing."""
     bad_rows: Literal["stop", "skip"] | None = None
-    """A row that cannot be read: stop, or skip and list it in bad_rows.tsv; stop unless said (bookcrossing: skip)."""
+    """A row that cannot be read: stop, or skip and list it in bad_rows.tsv; stop by default (bookcrossing: skip)."""
     overwrite: bool = False
     """Replace the output folder when it holds a data set already."""
     rows_per_file: int = 2**18
@@ -98,7 +98,7 @@ class PrepareConfig:
 
     @property
     def valid_fraction(self) -> float:
-        """`valid`, or what it is for this format when nothing is said."""
+        """`valid`, or the default of the format."""
         if self.valid is not None:
             return self.valid
         return 1.0 if self.format == "movielens" else 0.0
@@ -124,7 +124,7 @@ def prepare(
 def prepare_raw(
     raw: RawData, out: str | Path, config: PrepareConfig = DEFAULTS, progress: Progress | None = None
 ) -> Schema:
-    """Prepare raw files of any kind, read by a reader of one's own; `config.format` does not matter."""
+    """Prepare raw files that a reader of your own opened as a `RawData`; `config.format` does not matter."""
     out = Path(out)
     if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
@@ -167,7 +167,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
 
 
 def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> dict[str, Any]:
-    """Where a data set came from, for people."""
+    """Origin of a data set, for people; nothing depends on it."""
     layout = raw.layout
     options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     options["valid"] = config.valid_fraction

@@ -1,4 +1,4 @@
-"""Ranking cases: a held-out event of a user against items the user did not choose, as HR@K and NDCG@K are measured.
+"""Ranking cases for HR@K and NDCG@K: a held-out event of a user against items that the user did not choose.
 
 `ranking-<split>.arrow` (docs/formats.md) holds one case a row. Candidates of a case are the event's row of the split
 with one item after the other in it, so they share the user's features and history.
@@ -44,7 +44,7 @@ class RankingCases:
     negatives: Array
     """[C, n] ids of the others."""
     keep: Array
-    """[C, n] whether a negative counts: not one that is the chosen item itself, stands there twice, or is padding."""
+    """[C, n] whether a negative counts: not the chosen item itself, a repeated one, or padding."""
 
     def __len__(self) -> int:
         return len(self.row)

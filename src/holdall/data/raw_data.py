@@ -1,7 +1,7 @@
-"""What a reader of a data set gives to `prepare`: a layout, files in order, and the rows of each file.
+"""Raw data as a reader gives it to `prepare`: a layout, files in order, and the rows of each file.
 
-A data set that is a plain table needs no reader: a TOML schema does (`table.py`). Others have one short module that
-makes a `RawData`; `formats.py` lists them, and `docs/your-data.md` walks through writing one.
+A data set that is a plain table needs a TOML schema and no reader (`formats/table.py`). Others have one short module
+that makes a `RawData`; `formats/registry.py` lists them, and `docs/your-data.md` describes how to write one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Read = Callable[[Path], Generator[Rows]]
 
 
 def nothing_more(folder: Path, schema: Schema) -> None:
-    """The `finish` of a data set that is its splits and id maps."""
+    """`finish` of a data set that has splits and id maps only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawData:
-    """Raw files and how they become rows."""
+    """Raw files and the functions that turn them into rows."""
 
     layout: Layout
     files: list[Path]
-    """In the order they are read: those that others are joined with come first."""
+    """Files in the order of reading: those that are joined to others come first."""
     read: Read
     """The rows of one file. A file that is only joined with others gives no rows, but the lines it refused."""
     finish: Callable[[Path, Schema], None] = nothing_more
-    """Writes what belongs beside the splits into the folder, once ids are known."""
+    """Writes further files into the folder, once ids are known."""
     counts: dict[str, int] = field(default_factory=dict)
-    """What was met and tolerated, by name; filled while reading, kept in `schema.json` under `source`."""
+    """Irregularities that were accepted, counted by name while reading; stored in `schema.json` under `source`."""
     bad_rows: Literal["stop", "skip"] = "stop"
-    """What to do with a line that cannot be read, unless the user says."""
+    """Default for lines that cannot be read."""
 
 
 def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:
@@ -57,7 +57,7 @@ def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:
 def find_roles(
     sources: Sequence[str | Path], out: Path, roles: dict[str, tuple[str, ...]], needed: Sequence[str]
 ) -> dict[str, Path]:
-    """The file of each role, in the order of `roles`, known by name; a compression suffix does not count.
+    """File of each role, in the order of `roles`, found by its name without a compression suffix.
 
     Sources are files, patterns, or the data set's folder, from which the files with a role are taken.
     """

@@ -52,7 +52,7 @@ def typed(raw: pl.DataFrame, layout: Layout, first_row: int, position: int) -> R
 
 
 def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
-    """Refuse columns whose type cannot be what the layout says, before any row is read."""
+    """Refuse columns whose type does not match the layout, before any row is read."""
     for column in (layout.label, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")

@@ -1,6 +1,6 @@
-"""Which lines of a block are rows: right encoding, right number of columns. All checks are vectorised over the bytes.
+"""Records of a text block, checked for encoding and number of columns; all checks are vectorised over the bytes.
 
-CSV parsers pad short lines and cut long ones, or give up at the first: here every line is either handed on whole or
+CSV parsers pad short lines and cut long ones, or give up at the first: here every line is either passed on whole or
 refused with its number and the reason, so that rows in = rows out + rows refused.
 """
 
@@ -91,7 +91,7 @@ def double_quotes(data: bytes, text: TextFormat) -> bytes:
 
 
 def last_even_newline(data: bytes, text: TextFormat) -> int:
-    """Where the last record ends in text whose quoted fields may hold newlines; 0 when there is none."""
+    """End of the last record in text whose quoted fields may contain newlines; 0 when there is none."""
     quotes = np.frombuffer(double_quotes(data, text), dtype=np.uint8) == ord(text.quote)
     outside = np.cumsum(quotes, dtype=np.uint8) % 2 == 0  # wraps at 256, which is even
     ends = np.flatnonzero((np.frombuffer(data, dtype=np.uint8) == NEWLINE) & outside)

@@ -1,6 +1,6 @@
-"""Raw rows of any source with their values checked: a label of 0 or 1, numbers that are numbers, text values.
+"""Raw rows of any source with checked values: a label of 0 or 1, finite numbers, text.
 
-Both readers (text lines, Parquet) hand their columns to `check_values`; what comes out no longer depends on the format.
+Both readers (text lines, Parquet) pass their columns to `check_values`, whose result no longer depends on the format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def import_polars() -> Any:
-    """The polars module, or how to get it."""
+    """The polars module; an error with the install command where it is missing."""
     try:
         import polars
     except ImportError as error:
@@ -32,7 +32,7 @@ def import_polars() -> Any:
 
 @dataclass(frozen=True)
 class Refused:
-    """A row that is left out: where it is in its file, why, and what it holds."""
+    """Row that is left out: its line, the reason, and its content."""
 
     line: int
     """Line number, or row number in files without lines; counted from 1."""
@@ -54,7 +54,7 @@ class Rows:
     position: int
     """Bytes of the file read so far."""
     splits: npt.NDArray[np.uint8] | None = None
-    """[R] split of each row where the data set says it; None draws it."""
+    """[R] split of each row where the data set defines it; None: drawn by a hash."""
 
 
 def check_columns(names: Sequence[str], layout: Layout, where: str) -> list[int]:

@@ -1,9 +1,9 @@
-"""What a prepared data set holds: its dense columns, its categorical features and its label.
+"""Schema of a prepared data set: dense columns, categorical features and label.
 
 Ids are in popularity order: id 0 of a feature is its most frequent value in the training split. Values never seen in
 training, and values folded by `rare_below`, share the feature's `unseen` row, which takes its own place in that order
 (the last one when nothing was folded, since its count is then 0). `holdall order` renumbers the ids from `ordered_from`
-on, so that those that occur together sit together; below it the popularity order stands.
+on, so that ids that occur together are neighbours; ids below it stay in popularity order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Feature:
     num_rows: int
     """Rows its table needs: distinct values kept, the missing value, and the unseen row."""
     unseen: int
-    """Id that values absent from the map stand for."""
+    """Id of all values that are not in the map."""
     kind: FeatureKind = "categorical"
     max_length: int | None = None
     """Longest bag or sequence kept, for kinds that have a length."""
@@ -83,16 +83,16 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """The whole description of a prepared data set, as `schema.json` holds it."""
+    """Complete description of a prepared data set, as stored in `schema.json`."""
 
     label: str
     dense: tuple[DenseColumn, ...]
     features: tuple[Feature, ...]
     splits: dict[str, Split] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
-    """Where it came from: format, files, options. For people; nothing depends on it."""
+    """Origin: format, files, options. For people; nothing depends on it."""
     order: dict[str, Any] | None = None
-    """What `holdall order` did: its parameters, the bijection of each table and its hash. None: it was not applied."""
+    """Record of `holdall order`: its parameters, the bijection of each table and its hash. None: it was not applied."""
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]

@@ -1,4 +1,4 @@
-"""The raw files of a data set: patterns expanded, and nothing read twice or not at all."""
+"""Raw files of a data set, with patterns expanded; each file is read exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which split a row belongs to: a hash of the seed and the row's number, so it never changes and needs no memory."""
+"""Assignment of rows to splits by a hash of the seed and the row's number: it never changes and needs no memory."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     config = preset("criteo-kaggle", scale=0.01, rows=1_000_000)
     write_prepared(config, "data/synthetic")        # a data folder, as `holdall prepare` would make it
-    best_possible_of(DataSet("data/synthetic", "test"))  # of `evaluation.best_possible`: what the truth scores
+    best_possible_of(DataSet("data/synthetic", "test"))  # of `evaluation.best_possible`
 
 The true click probability of every row is kept, so the best AUC and logloss that any model can reach are known: there
 is no noise besides the coin flip of the label. The presets put them near those of the real sets (Criteo Kaggle: AUC
@@ -73,7 +73,7 @@ PRESETS: dict[str, SyntheticConfig] = {
         id_strength=0.95,
     ),
 }
-"""The shapes of public data sets at full size: columns, ids of each feature, rows, label rate."""
+"""Shapes of public data sets at full size: columns, ids of each feature, rows, label rate."""
 
 
 def preset(name: str, *, scale: float = 0.01, rows: int | None = None, **changes: Any) -> SyntheticConfig:

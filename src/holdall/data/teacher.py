@@ -1,4 +1,4 @@
-"""The planted teacher of synthetic click logs: a click probability for any row, without a table of any size.
+"""Planted teacher of synthetic click logs: a click probability for any row, without tables.
 
     logit = bias + a_dense * D / sd(D) + a_ids * E / sd(E) + a_pairs * P / sd(P)
     D = sum_j w_j x_j                                          linear in the dense values
@@ -47,7 +47,7 @@ _IDS, _FEATURE_WEIGHT, _DENSE_WEIGHT = 101, 102, 103
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """See the module; made by `calibrated`, which measures the sds and finds the bias."""
+    """Teacher as defined above; made by `calibrated`, which measures the standard deviations and finds the bias."""
 
     seed: int
     cardinalities: tuple[int, ...]

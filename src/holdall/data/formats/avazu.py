@@ -1,8 +1,9 @@
-"""The Avazu click log: CSV with a header; `hour` is YYMMDDHH, everything else but `id` and `click` is categorical.
+"""Reader of the Avazu click log: CSV with a header, in which `hour` is YYMMDDHH and other columns are categorical.
 
 One number and 23 features: the file's 21 categorical columns, and hour of day (0..23) and weekday (0 is Monday), which
 published models derive from `hour`. The number is `hour_index`, hours since the log began (2014-10-21 00:00): DLRM
-configurations for Avazu have one dense column, and this is the one quantity in the file. `id` is not read.
+configurations for Avazu have one dense column, and this is the one quantity in the file. `click` is the label, and `id`
+is not read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ AVAZU = Layout(
 
 
 def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
-    """One file or several; with `--split time` all are read once more, to find the hours where the splits part."""
+    """One file or several; with `--split time` all are read once more, to find the hours at which the splits begin."""
     files = find_sources(sources, out)
 
     @cache  # found when the first file is read, not before it is known that there is something to do

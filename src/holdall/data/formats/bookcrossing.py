@@ -1,10 +1,10 @@
-"""Book-Crossing: ratings joined with books and users. `;`-separated, quoted, ISO-8859-1 with some UTF-8, and dirty.
+"""Reader of Book-Crossing: ratings joined with books and users, in `;`-separated, quoted files with many errors.
 
-What is done about the dirt: `\\"` inside a field is a quote; NULL is missing; a value whose bytes are UTF-8, once or
-twice over, is taken as that; `&amp;` and the like are resolved; ISBNs lose quotes and spaces around them and are in
-upper case; year 0 and ages outside 5..100 are missing. A line that still cannot be read is left out and listed in
-bad_rows.tsv (`--bad-rows stop` to stop instead). Books and users that ratings name and the other files do not describe
-keep their ids; what is said of them is missing, and such ratings are counted.
+The files are ISO-8859-1 with some UTF-8. Corrections: `\\"` inside a field is a quote; NULL is missing; a value whose
+bytes are UTF-8, once or twice over, is taken as that; `&amp;` and the like are resolved; ISBNs lose quotes and spaces
+around them and are in upper case; year 0 and ages outside 5..100 are missing. A line that still cannot be read is left
+out and listed in bad_rows.tsv (`--bad-rows stop` to stop instead). Books and users that ratings name and the other
+files do not describe keep their ids; their attributes are missing, and such ratings are counted.
 
 Label: `rating > 0`, that is, an explicit rating; `--positive ">= 7"` for another rule.
 """

@@ -1,7 +1,7 @@
-"""The Criteo click log: a label, 13 integers and 26 categorical values a line, tab-separated, missing = empty.
+"""Layout of the Criteo click log: a label, 13 integers and 26 categorical values a line, separated by tabs.
 
-Criteo Kaggle and Criteo Terabyte share it. Values are taken as they stand: the hexadecimal strings are names, not
-numbers, and a quote is a character like any other.
+Criteo Kaggle and Criteo Terabyte share it. Missing values are empty. Values are not changed: the hexadecimal strings
+are names, not numbers, and a quote is a character like any other.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def read_id_columns(
 
 
 def spell(row: Refused, separator: str) -> Refused:
-    """A refusal with the separator that the file should have."""
+    """Refused row whose reason names the separator that the file should have."""
     return Refused(row.line, row.reason.replace(repr(STAND_IN), repr(separator)), row.raw.replace(STAND_IN, separator))
 
 

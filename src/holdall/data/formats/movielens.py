@@ -1,4 +1,4 @@
-"""MovieLens as implicit data: who rated what, whatever the rating; the last film of each user is the test.
+"""Reader of MovieLens as implicit data: any rating is an event, and the last film of each user is the test.
 
 Two kinds of files:
 
