@@ -18,10 +18,10 @@ def tables() -> None:
     triton_checks.check_stochastic("sgd", torch.bfloat16, "cuda")
     triton_checks.check_interaction(33, 27, 16, torch.float32, first=True, device="cuda")
     triton_checks.check_pool(3, 57, 20, weighted=True, mean=False, device="cuda")
-    triton_checks.check_place("cuda")
+    triton_checks.check_write_columns("cuda")
     frobenius_checks.check_many((8, 88), 8, 4, 16, 501, kind="long runs", device="cuda")
     frobenius_checks.check_bags(16, 8, 2, 12, 101, scaled=True, device="cuda")
-    frobenius_checks.check_places("cuda")
+    frobenius_checks.check_columns("cuda")
     mixed_lookup_checks.steps("triton", "sgd", "cuda")
 
 

@@ -60,7 +60,7 @@ def test_bags(scaled: bool) -> None:
 
 
 def test_columns_and_strides() -> None:
-    checks.check_places("cuda")
+    checks.check_columns("cuda")
 
 
 def test_deterministic_gradients_are_bit_equal_over_repeats() -> None:

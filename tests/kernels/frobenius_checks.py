@@ -89,12 +89,12 @@ def check_bags(
         assert error(gradient.to_dense() if gradient.is_sparse else gradient, wanted) < TOLERANCE[torch.float32]
 
 
-def check_places(device: str = "cpu") -> None:
+def check_columns(device: str = "cpu") -> None:
     """Rows go to their columns of a wider, poisoned output and nothing else is touched; strides hold."""
     generator = torch.Generator().manual_seed(0)
     sides, size, num_columns, dim = (9, 20, 3), 37, 5, 12
     tables = [some_factors(side, 3, 2, dim, generator) for side in sides]
-    places = [fused.Place(source=2 - t, target=2 * t) for t in range(3)]
+    places = [fused.TableColumns(source=2 - t, target=2 * t) for t in range(3)]
     values = torch.full((size, 4), 10**9, dtype=torch.int32)  # sample-major, with a column of other ids
     for side, place in zip(sides, places, strict=True):
         values[:, place.source] = some_ids("random", size, side * side, generator)

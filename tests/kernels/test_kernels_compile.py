@@ -92,7 +92,7 @@ def test_row_update(rule: UpdateRule) -> None:
 def test_lookups() -> None:
     assert "st.global" in compiled(lookup_triton._gather_kernel, 4, BLOCK_L=32, BLOCK_D=128)
     assert "st.global" in compiled(lookup_triton._pool_kernel, 4, WEIGHTED=True, MEAN=False, BLOCK_N=64, BLOCK_D=16)
-    assert "st.global" in compiled(lookup_triton._place_kernel, 4, COLUMNS=21, BLOCK_L=32, BLOCK_D=128)
+    assert "st.global" in compiled(lookup_triton._write_columns_kernel, 4, COLUMNS=21, BLOCK_L=32, BLOCK_D=128)
     assert "st.global" in compiled(lookup_triton._number_kernel, 4, COLUMNS=26, BLOCK_L=1024)
 
 

@@ -84,5 +84,5 @@ def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch
     checks.check_stochastic(optimizer, dtype)
 
 
-def test_placed_rows_and_row_numbers() -> None:
-    checks.check_place()
+def test_written_columns_and_row_numbers() -> None:
+    checks.check_write_columns()

@@ -234,9 +234,9 @@ def check_stochastic(optimizer: str, dtype: torch.dtype, device: str = "cpu") ->
     assert results[0].unique().numel() > 1
 
 
-def check_place(device: str = "cpu") -> None:
-    """Rows go to their columns and nowhere else, whatever the strides of the ids, and have their numbers."""
-    from holdall.kernels.lookup_triton import place, row_numbers
+def check_write_columns(device: str = "cpu") -> None:
+    """Rows are written to their columns and nowhere else, for ids of any strides, and have their numbers."""
+    from holdall.kernels.lookup_triton import row_numbers, write_columns
 
     storage = torch.arange(10.0)[:, None] + torch.arange(5) / 8
     values = torch.tensor([[1, 2, 0], [7, 7, 7], [0, 1, 3]], dtype=torch.int32).to(device)
@@ -244,7 +244,7 @@ def check_place(device: str = "cpu") -> None:
     expected = torch.tensor([[6, 2], [7, 3], [9, 1]])
     for ids in (values, values.t().contiguous().t()):
         out = torch.full((3, 4, 5), float("nan"), dtype=torch.float16, device=device)
-        place(storage.to(device), ids, lines, out)
+        write_columns(storage.to(device), ids, lines, out)
         assert row_numbers(ids, lines, 0, 10).tolist() == expected.tolist()
         assert torch.equal(out[:, [0, 3]].float().cpu(), storage[expected])
         assert out[:, 1:3].isnan().all()

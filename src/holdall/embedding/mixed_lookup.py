@@ -23,7 +23,7 @@ from holdall.tables.frobenius import FrobeniusTable
 
 @dataclass(frozen=True)
 class DensePart:
-    """Features whose vectors are rows of one pack: lines (source, target, start), see `lookup_triton.place`."""
+    """Features whose vectors are rows of one pack: lines (source, target, start), see `lookup_triton.write_columns`."""
 
     pack: DensePack
     lines: list[tuple[int, int, int]] = field(default_factory=list)
@@ -135,7 +135,7 @@ class MixedPlan:
         lookups = fused.one_id_a_sample(values, len(members))
         with beside(device) as other:
             for group in self.frobenius.values():
-                places = [fused.Place(source, slot + i) for i, (_, source, _) in enumerate(group.members)]
+                places = [fused.TableColumns(source, slot + i) for i, (_, source, _) in enumerate(group.members)]
                 slot += len(places)
                 fused.forward(group.factors(), places, lookups, others)
         rows = lookup_triton.row_numbers(values, self._on_device[key], len(members), part.pack.storage.shape[0])
@@ -169,7 +169,7 @@ class MixedLookup(torch.autograd.Function):
             for group in plan.frobenius.values()
         ]
         for part in plan.dense:
-            lookup_triton.place(part.pack.storage, values, plan.lines(part, values.device), out)
+            lookup_triton.write_columns(part.pack.storage, values, plan.lines(part, values.device), out)
         for (_, column), vectors in zip(plan.rest, columns, strict=True):
             out[:, column] = vectors
         other.join()
@@ -201,6 +201,6 @@ class MixedLookup(torch.autograd.Function):
 
 
 def _places(group: FrobeniusPart) -> list[Any]:
-    from holdall.kernels.frobenius_triton import Place
+    from holdall.kernels.frobenius_triton import TableColumns
 
-    return [Place(source, target) for _, source, target in group.members]
+    return [TableColumns(source, target) for _, source, target in group.members]

@@ -1,1 +1,1 @@
-"""One operation a file: plain-torch reference, fast path, one public function."""
+"""Operations, one a file: plain-torch reference, fast path, one public function."""

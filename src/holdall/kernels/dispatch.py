@@ -1,7 +1,7 @@
-"""Which implementation an operation takes: plain torch, or Triton kernels.
+"""Choice of the implementation of an operation: plain torch, or Triton kernels.
 
 Every operation has a plain-torch path that runs anywhere. `auto` takes Triton's kernels for tensors on a GPU when
-Triton can be imported; a path that is asked for by name and cannot be had is an error, never a silent fallback.
+Triton can be imported. A path that is named and unavailable is an error, never a silent fallback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _default: Path = "auto"
 
 @contextmanager
 def kernel_path(path: Path) -> Iterator[None]:
-    """Inside, operations that are not told otherwise take this path."""
+    """Context in which operations without a path of their own take this one."""
     global _default
     before, _default = _default, checked(path)
     try:
@@ -49,12 +49,12 @@ def default_path() -> Path:
 
 
 def plain_torch() -> bool:
-    """Whether plain torch was asked for."""
+    """Whether the current path is plain torch."""
     return _default == "torch"
 
 
 def takes_triton(operation: str, tensor: Tensor, path: Path | None = None, *, fits: bool = True) -> bool:
-    """Whether `operation` on `tensor` goes to Triton. `fits`: its kernels can do these shapes and types."""
+    """Whether `operation` on `tensor` takes Triton. `fits`: its kernels take these shapes and types."""
     path = _default if path is None else path
     runs = HAS_TRITON and (tensor.is_cuda or INTERPRETED)
     if path == "auto":

@@ -2,8 +2,8 @@
 
     i = i1 * q + i2,    u[i] = sum_k left[i1, k, :] * right[i2, k, :],    row[i] = u[i] @ basis
 
-A row is linear in u, so a bag pools u (r numbers a lookup) and multiplies by the basis once a bag; and duplicate ids
-are cheaper to compute twice than to find, since sorting the ids costs as much as all gathers and products.
+A row is linear in u, so a bag pools u (r numbers a lookup) and multiplies by the basis once. Duplicate ids are computed
+twice: to find them, a sort of the ids costs as much as all gathers and products.
 
 L lookups, N bags, q = side of the grid of ids, p terms, r rank. `left` and `right` are [q, p*r], term-major, so that a
 gather copies one contiguous row; `basis` is [r, dim]. A lookup costs 2*p*r flops and reads 2*p*r numbers; a bag costs
@@ -49,10 +49,10 @@ def frobenius_bags(
 ) -> Tensor:
     """Sums [N, dim] of the rows of 1-D int64 ids over bags, each row times its `scale` [L] when given.
 
-    `offsets` [N + 1] holds the start of every bag and the end of the last, or is None when every bag is one id.
+    `offsets` [N + 1] has the start of every bag and the end of the last; None when every bag is one id.
     Differentiable in the factors and in `scale`; with `sparse` the gradients of left and right are sparse, a row for
-    each lookup. Computes in the type of the factors, also under autocast: like an embedding, and so that the backward
-    meets the types that the forward had. On a GPU one kernel each way (`frobenius_triton`).
+    each lookup. Computes in the type of the factors, also under autocast, like an embedding: so the backward has the
+    types of the forward. On a GPU one kernel each way (`frobenius_triton`).
     """
     if torch.is_autocast_enabled(ids.device.type):
         with torch.autocast(ids.device.type, enabled=False):
@@ -73,7 +73,7 @@ def frobenius_bags_reference(
     scale: Tensor | None,
     sparse: bool = False,
 ) -> Tensor:
-    """The formula as it is written: every row, then every bag, with autograd's own gradient."""
+    """Reference by the formula: every row, then every bag, with autograd's own gradient."""
     side, rank = left.shape[0], basis.shape[0]
     a = F.embedding(ids // side, left, sparse=sparse).unflatten(1, (-1, rank))
     b = F.embedding(ids % side, right, sparse=sparse).unflatten(1, (-1, rank))
@@ -146,7 +146,7 @@ class _Bags(torch.autograd.Function):
 def frobenius_rows_many(factors: Sequence[Factors], ids: Tensor, *, path: Path | None = None) -> Tensor:
     """Rows [T, L, dim] of T tables for ids [T, L], a line for each table, in one pass over all of them.
 
-    `factors` holds (left, right, basis) of every table; ranks, terms, dims and types must be alike, sides need not. All
+    `factors` are (left, right, basis) of every table; ranks, terms, dims and types must be equal, sides need not. All
     gradients are dense. Forward, backward and SGD of 5 tables of 2 to 10 million rows at (8, 4), 2,048 ids each: 1.71
     ms on one core instead of 2.19 table by table with dim 16, 2.52 instead of 3.04 with dim 64.
     """
@@ -159,7 +159,7 @@ def frobenius_rows_many(factors: Sequence[Factors], ids: Tensor, *, path: Path |
 
 
 class _ManyRows(torch.autograd.Function):
-    """`_Bags` without bags, with the tables one below the other wherever an operation allows it."""
+    """`_Bags` without bags, with the tables concatenated wherever an operation allows it."""
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, *factors: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ class _ManyRows(torch.autograd.Function):
 
 
 def fits_triton(factors: Sequence[Factors]) -> bool:
-    """Whether the kernels take these tables; their loads of 16 bytes need factors that begin at such places."""
+    """Whether the kernels take these tables; their loads of 16 bytes need factors that are aligned to 16 bytes."""
     left, _, basis = factors[0]
     known = left.dtype in (torch.float32, torch.bfloat16, torch.float16)
     aligned = all(f.data_ptr() % 16 == 0 and f.is_contiguous() for table in factors for f in table)
@@ -211,10 +211,10 @@ class _FusedRows(torch.autograd.Function):
         )
         shape = (num_bags, dim) if ids.dim() == 1 else (len(tables), num_bags, dim)
         out = tables[0][0].new_empty(shape)
-        places = [fused.Place(source=table, target=table) for table in range(len(tables))]
-        u = fused.forward(tables, places, lookups, out, saves_u=any(ctx.needs_input_grad))
+        columns = [fused.TableColumns(source=table, target=table) for table in range(len(tables))]
+        u = fused.forward(tables, columns, lookups, out, saves_u=any(ctx.needs_input_grad))
         ctx.save_for_backward(ids, offsets, scale, u, *factors)
-        ctx.sparse, ctx.places, ctx.num_bags = sparse, places, num_bags
+        ctx.sparse, ctx.columns, ctx.num_bags = sparse, columns, num_bags
         return out
 
     @staticmethod
@@ -228,7 +228,7 @@ class _FusedRows(torch.autograd.Function):
         lookups = fused.Lookups(ids, ids.shape[-1], ctx.num_bags, *strides, offsets, bag, scale)
         found, d_scale = fused_gradients(
             _by_table(factors),
-            ctx.places,
+            ctx.columns,
             lookups,
             u,
             gradient.contiguous(),
@@ -244,7 +244,7 @@ def _by_table(factors: Sequence[Tensor]) -> list[Factors]:
 
 def fused_gradients(
     tables: Sequence[Factors],
-    places: Sequence[frobenius_triton.Place],
+    columns: Sequence[frobenius_triton.TableColumns],
     lookups: frobenius_triton.Lookups,
     u: Tensor,
     gradient: Tensor,
@@ -252,18 +252,18 @@ def fused_gradients(
     sparse: bool = False,
     needs_scale: bool = False,
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Gradients of left, right and basis of every table in turn, from the kernels, and of the scale if asked for.
+    """Gradients of left, right and basis of every table in turn, by the kernels, and of the scale if needed.
 
-    Where torch is told to be deterministic, lookups of a row are sorted and summed in order instead of as they come.
+    In torch's deterministic mode, lookups of a row are sorted and summed in order, without atomic additions.
     """
     from holdall.kernels import frobenius_triton as fused
 
     by_lookup = sparse or torch.are_deterministic_algorithms_enabled()
-    found = fused.backward(tables, places, lookups, u, gradient, by_lookup=by_lookup, needs_scale=needs_scale)
+    found = fused.backward(tables, columns, lookups, u, gradient, by_lookup=by_lookup, needs_scale=needs_scale)
     dtype, sides = tables[0][0].dtype, [left.shape[0] for left, _, _ in tables]
     sums = [found.left, found.right]
     if by_lookup:
-        ids = [_ids_of(lookups, place) for place in places]
+        ids = [_ids_of(lookups, column) for column in columns]
         if sparse:
             assert len(tables) == 1
             index = [ids[0] // sides[0], ids[0] % sides[0]]
@@ -278,17 +278,17 @@ def fused_gradients(
     return [part for table in by_table for part in table], found.scale
 
 
-def _ids_of(lookups: frobenius_triton.Lookups, place: frobenius_triton.Place) -> Tensor:
-    """Ids [L] of one table as the kernels read them."""
-    start = place.source * lookups.source_stride + lookups.values.storage_offset()
+def _ids_of(lookups: frobenius_triton.Lookups, column: frobenius_triton.TableColumns) -> Tensor:
+    """Ids [L] of one table in the order in which the kernels read them."""
+    start = column.source * lookups.source_stride + lookups.values.storage_offset()
     return lookups.values.as_strided((lookups.num_lookups,), (lookups.sample_stride,), start).long()
 
 
 def _gather_many(tables: Sequence[Tensor], index: Tensor) -> Tensor:
     """[T, L, columns]: rows `index[t]` of every table, without a copy after the gather."""
     found = tables[0].new_empty(*index.shape, tables[0].shape[1])
-    for table, places, target in zip(tables, index, found, strict=True):
-        torch.index_select(table, 0, places, out=target)
+    for table, rows, target in zip(tables, index, found, strict=True):
+        torch.index_select(table, 0, rows, out=target)
     return found
 
 
@@ -319,10 +319,10 @@ def _repeated_product(gradient: Tensor, basis: Tensor, num_terms: int) -> Tensor
 
 def _pool(u: Tensor, offsets: Tensor, scale: Tensor | None) -> Tensor:
     """Sums [N, r] of u [L, r] over bags, outside of autograd."""
-    if u.shape[0] == 0:  # embedding_bag wants a table of at least one row
+    if u.shape[0] == 0:  # embedding_bag needs a table of at least one row
         return u.new_zeros(offsets.numel() - 1, u.shape[1])
-    places = torch.arange(u.shape[0], device=u.device)
-    return F.embedding_bag(places, u, offsets, mode="sum", per_sample_weights=scale, include_last_offset=True)
+    lookups = torch.arange(u.shape[0], device=u.device)
+    return F.embedding_bag(lookups, u, offsets, mode="sum", per_sample_weights=scale, include_last_offset=True)
 
 
 def _sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
@@ -336,5 +336,5 @@ def _sum_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
 
 
 def _sparse_rows(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """The sum of `_sum_rows`, left to whoever reads the gradient."""
+    """Sparse gradient whose reader does the sum of `_sum_rows`."""
     return torch.sparse_coo_tensor(index.unsqueeze(0), rows, (num_rows, rows.shape[1]), check_invariants=False)

@@ -1,8 +1,8 @@
-"""The kernels of `frobenius_triton`, which says what they compute and launches them.
+"""Kernels of Frobenius-product tables; `frobenius_triton` has their equations and launches them.
 
 Shapes: T tables of one rank r, p terms and dim D, C = p * r columns; L lookups and N bags a table. Program id 1 is the
-table; a line of `meta` holds pointers to its left, right and basis, its side, the source of its ids, the target of its
-rows, and where its rows begin in the gradients of all.
+table; a line of `meta` has pointers to its left, right and basis, its side, the source of its ids, the target of its
+rows, and its first row in the gradients of all.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rows_kernel(  # type: ignore[no-untyped-def]
     meta, u_in, out, num_bags, target_stride, bag_stride,
     FACTOR: tl.constexpr, RANK: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """row = u @ W of every bag in float32, to its place in the output: for ranks of a few numbers."""
+    """row = u @ W of every bag in float32, to its row of the output: for ranks of a few numbers."""
     table = tl.program_id(1)
     info = meta + table * 7
     basis = tl.multiple_of(tl.load(info + 2).to(tl.pointer_type(FACTOR)), 16)

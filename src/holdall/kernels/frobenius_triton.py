@@ -2,17 +2,17 @@
 
 Shapes: T tables of one rank r, p terms and dim D, C = p * r columns; L lookups and N bags a table.
 
-Forward: u = sum_k left[i1, k] * right[i2, k] of every lookup, pooled over its bag; then row = u @ W, written where the
-caller wants it. Backward, with g [N, D] the gradient of the rows: one pass over g gives the gradient d = g W^T of u and
-d_W = u^T g; one over the lookups gives d_left[i1, k] += d * right[i2, k], d_right[i2, k] += d * left[i1, k].
+Forward: u = sum_k left[i1, k] * right[i2, k] of every lookup, pooled over its bag; then row = u @ W, written to the
+caller's columns. Backward, with g [N, D] the gradient of the rows: one pass over g gives the gradient d = g W^T of u
+and d_W = u^T g; one over the lookups gives d_left[i1, k] += d * right[i2, k], d_right[i2, k] += d * left[i1, k].
 
-u is written and read again because the kernel that gathers waits for one load after the other and needs many programs
-at a time, while the one that multiplies holds W and many numbers a program.
+u is written and read again because the two kernels need different launches: the one that gathers is bound by the
+latency of its loads and needs many programs, the one that multiplies keeps W and many numbers in each program.
 
 Many lookups share a row of left or right: with ids in order of popularity the first row of left takes over half of
 all. So the gradients of the first row are summed inside a program, and those of the others are added by atomic
-operations. For a result without any order left to chance (`by_lookup`), the gradients of all
-lookups are written out instead, and summed by the sorted runs of `row_update_triton`.
+operations. For a deterministic result (`by_lookup`), the gradients of all lookups are written out instead, and summed
+by the sorted runs of `row_update_triton`.
 
 Bytes: a lookup reads 2C numbers of factors (small, in cache), and D numbers of its row are written or read once.
 """
@@ -47,8 +47,8 @@ ROWS_BY_MATRIX = {"bags": 16, "tiles": 4, "num_warps": 1}
 BASIS = {"bags": 32, "num_warps": 2, "programs": 1056}
 PRECISE_BASIS = {"bags": 16, "num_warps": 1, "programs": 1056}
 SCATTER = {"lookups": 32, "num_warps": 4, "programs": 1056}
-"""What a program takes at a time (numbers of u, numbers of rows, bags, lookups), and how many programs share the work
-of all tables.
+"""Block sizes of a program (numbers of u, numbers of rows, bags, lookups), and the number of programs that share the
+work of all tables.
 
 65,536 ids of each of the five largest tables of DLRM-small at (8, 4), dim 128, on an H200, in float32 / bf16. u: 14 us.
 Rows: 53 us / 29 by matrix products (39 without). Basis: 70 us with the products of three halves that float32 needs
@@ -61,8 +61,8 @@ _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a table's ids come from and its rows go: columns of the ids and of the output."""
+class TableColumns:
+    """Column of a table in the ids, and in the output."""
 
     source: int = 0
     target: int = 0
@@ -70,9 +70,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Lookups:
-    """The ids of all tables, and the shape of the output [.., D] they go to, in rows.
+    """Ids of all tables, and the strides of the output [.., D] of their rows, in rows.
 
-    Id n of the table with `source` s is `values[s * source_stride + n * sample_stride]`, and the row of bag n goes to
+    Id n of the table with `source` s is `values[s * source_stride + n * sample_stride]`, and bag n is written to
     row `target * target_stride + n * bag_stride`. With `offsets` [N + 1] (one table), bag n takes several lookups.
     """
 
@@ -87,30 +87,30 @@ class Lookups:
     bag_of: Tensor | None = None
     """[L], the bag of every lookup, for the backward of bags."""
     scale: Tensor | None = None
-    """[L], what every row is multiplied by."""
+    """[L], factor on every row."""
 
 
 def one_id_a_sample(values: Tensor, num_columns: int) -> Lookups:
-    """Ids [F, B], whose rows go to columns of an output [B, num_columns, D]."""
+    """Ids [F, B], whose rows are columns of an output [B, num_columns, D]."""
     size = values.shape[1]
     return Lookups(values, size, size, values.stride(0), values.stride(1), 1, num_columns)
 
 
 _METADATA: dict[tuple[object, ...], Tensor] = {}
 _IN_GRAPHS: dict[tuple[object, ...], Tensor] = {}
-"""What a CUDA graph reads whenever it is replayed, and so is never dropped."""
+"""Tensors that captured CUDA graphs read at every replay: never dropped."""
 
 
-def metadata(factors: Sequence[Factors], places: Sequence[Place]) -> Tensor:
-    """What the kernels must know of every table, [T, 7] on the device; kept, because making it waits for the GPU."""
+def metadata(factors: Sequence[Factors], table_columns: Sequence[TableColumns]) -> Tensor:
+    """Line of `meta` of every table, [T, 7] on the device; cached, because making it synchronizes."""
     device = factors[0][0].device
     lines, start = [], 0
-    for (left, right, basis), place in zip(factors, places, strict=True):
+    for (left, right, basis), column in zip(factors, table_columns, strict=True):
         assert left.is_contiguous()
         assert right.is_contiguous()
         assert basis.is_contiguous()
         pointers = (left.data_ptr(), right.data_ptr(), basis.data_ptr())
-        lines.append((*pointers, left.shape[0], place.source, place.target, start))
+        lines.append((*pointers, left.shape[0], column.source, column.target, start))
         start += left.shape[0]
     key = (device, *lines)
     if key in _IN_GRAPHS:
@@ -141,22 +141,27 @@ def _sizes(factors: Sequence[Factors], *names: str) -> dict[str, object]:
 
 
 def _warps(settings: dict[str, int], numbers: int, usual: int) -> int:
-    """Warps of a program that holds `numbers`, where the settings are for the `usual` of rank 8 and dim 128."""
+    """Warps of a program of `numbers`, scaled from the settings for the `usual` number of rank 8 and dim 128."""
     return min(8, settings["num_warps"] * max(1, numbers // usual))
 
 
 def forward(
-    factors: Sequence[Factors], places: Sequence[Place], lookups: Lookups, out: Tensor, *, saves_u: bool = False
+    factors: Sequence[Factors],
+    table_columns: Sequence[TableColumns],
+    lookups: Lookups,
+    out: Tensor,
+    *,
+    saves_u: bool = False,
 ) -> Tensor | None:
-    """Write the rows (or sums of rows) of every table to their places in `out` [.., D], in its type.
+    """Write the rows (or sums of rows) of every table to their columns of `out` [.., D], in its type.
 
-    Returns u [T, N, r], what the backward needs of it, if asked to.
+    Returns u [T, N, r] for the backward, with `saves_u`.
     """
     values, num_bags, num_tables = lookups.values, lookups.num_bags, len(factors)
     rank = factors[0][2].shape[0]
     u = values.new_empty(num_tables, num_bags, rank, dtype=torch.float32)
     if num_bags:
-        info = metadata(factors, places)
+        info = metadata(factors, table_columns)
         bags = max(1, U["numbers"] // triton.next_power_of_2(rank))
         u_kernel[(triton.cdiv(num_bags, bags), num_tables)](
             info,
@@ -179,7 +184,7 @@ def forward(
 
 
 def _multiply(factors: Sequence[Factors], info: Tensor, lookups: Lookups, u: Tensor, out: Tensor) -> None:
-    """Rows u @ W of every bag: on the matrix units unless few numbers must be multiplied in full float32."""
+    """Rows u @ W of every bag: on the matrix units, except for few numbers in full float32."""
     rank, dim = factors[0][2].shape
     shared = (info, u, out, lookups.num_bags, lookups.target_stride, lookups.bag_stride)
     precise, width = _is_precise(factors[0][0], out), triton.next_power_of_2(dim)
@@ -209,8 +214,8 @@ def _is_precise(*tensors: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of T tables. `left` and `right` hold a row for each row of the tables, one table below the other, or,
-    `by_lookup`, for each lookup [T * L, C]; `basis` is [T, r, D]; `scale` [L] where it was asked for; all float32."""
+    """Gradients of T tables, in float32. `left` and `right` have a row for each row of the concatenated tables or,
+    `by_lookup`, for each lookup [T * L, C]; `basis` is [T, r, D]; `scale` [L] where it is needed."""
 
     left: Tensor
     right: Tensor
@@ -220,7 +225,7 @@ class Gradients:
 
 def backward(
     factors: Sequence[Factors],
-    places: Sequence[Place],
+    table_columns: Sequence[TableColumns],
     lookups: Lookups,
     u: Tensor,
     grad: Tensor,
@@ -228,7 +233,7 @@ def backward(
     by_lookup: bool = False,
     needs_scale: bool = False,
 ) -> Gradients:
-    """Gradients of the factors for the `u` of `forward` and a gradient `grad` of its output, in the same places."""
+    """Gradients of the factors for the `u` of `forward` and the gradient `grad` of its output, in the same columns."""
     (left, _, basis), num_tables, num_lookups = factors[0], len(factors), lookups.num_lookups
     (rank, dim), columns, device = basis.shape, left.shape[1], grad.device
     precise = _is_precise(left, grad)
@@ -236,7 +241,7 @@ def backward(
     programs = max(1, min(triton.cdiv(lookups.num_bags, settings["bags"]), settings["programs"] // num_tables))
     partial = torch.empty(num_tables, programs, rank, dim, dtype=torch.float32, device=device)
     d = torch.empty_like(u)
-    info = metadata(factors, places)
+    info = metadata(factors, table_columns)
     basis_kernel[(programs, num_tables)](
         info,
         u,

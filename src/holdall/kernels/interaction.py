@@ -1,4 +1,4 @@
-"""The dot interaction of DLRM: every pair of vectors of a sample, multiplied.
+"""Dot interaction of DLRM: the products of every pair of vectors of a sample.
 
 Shapes: B samples, V vectors of D numbers each (the dense vector first), P = V * (V - 1) / 2 pairs.
 """
@@ -25,7 +25,7 @@ def interaction_width(num_vectors: int, dim: int) -> int:
 
 
 def dot_interaction_reference(vectors_BVD: Tensor) -> Tensor:
-    """`dot_interaction`, said plainly: [x, z_10, z_20, z_21, z_30, ..., 0] with z_ij = v_i . v_j and x = v_0."""
+    """Reference of `dot_interaction`: [x, z_10, z_20, z_21, z_30, ..., 0] with z_ij = v_i . v_j and x = v_0."""
     num_vectors, dim = vectors_BVD.shape[1:]
     products_BVV = torch.bmm(vectors_BVD, vectors_BVD.transpose(1, 2))
     row, column = torch.tril_indices(num_vectors, num_vectors, -1)
@@ -36,7 +36,7 @@ def dot_interaction_reference(vectors_BVD: Tensor) -> Tensor:
 def dot_interaction(vectors_BVD: Tensor, first_BD: Tensor | None = None, *, path: Path | None = None) -> Tensor:
     """[B, interaction_width]: the first vector, the products of all pairs below the diagonal row by row, then zeros.
 
-    `first_BD`, when given, stands before the others as if concatenated; it is made to their type.
+    `first_BD`, when given, is concatenated before the others, in their type.
 
     Forward B*V*V*D multiply-adds, backward as many again: one batched product each, because the gradient of the
     products is kept as the full symmetric matrix. On a GPU one fused kernel each way (`interaction_triton`).
@@ -64,8 +64,8 @@ def dot_interaction_of_rows(
 ) -> Tensor:
     """`dot_interaction(storage[rows], first)`, without a gradient for the storage: for inference.
 
-    On a GPU the rows are read by the kernel that multiplies them, and written nowhere. With `others`, a second storage
-    of the same type, row -1 - k stands for its row k. The type of the result is that of `first_BD`, or of the storage
+    On a GPU the kernel that multiplies the rows reads them, and writes them nowhere. With `others`, a second storage of
+    the same type, row -1 - k is its row k. The type of the result is that of `first_BD`, or of the storage
     without one.
     """
     dtype = storage_RD.dtype if first_BD is None else first_BD.dtype
@@ -93,7 +93,7 @@ _PAIRS: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
 
 def _pair_indices(num_vectors: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where pair p lies in the flattened V x V matrix, and which pair each cell of it holds (any, on the diagonal)."""
+    """Position of pair p in the flattened V x V matrix, and the pair of each cell of it (any, on the diagonal)."""
     if (num_vectors, device) not in _PAIRS:
         _PAIRS[num_vectors, device] = _make_pair_indices(num_vectors, device)
     return _PAIRS[num_vectors, device]
@@ -127,8 +127,8 @@ class _DotInteraction(torch.autograd.Function):
         (vectors_BVD,) = ctx.saved_tensors
         size, num_vectors, dim = vectors_BVD.shape
         _, pair_of_cell = _pair_indices(num_vectors, vectors_BVD.device)
-        # The diagonal is not among the pairs: its cells take whatever comes, and are set to zero. (A single vector has
-        # no pair at all.)
+        # The diagonal is not among the pairs: its cells get any pair's gradient, and are then set to zero. (A single
+        # vector has no pair at all.)
         column_of_cell = (pair_of_cell + dim).clamp_(max=grad.shape[1] - 1)
         grad_products = grad.index_select(1, column_of_cell).view(size, num_vectors, num_vectors)
         grad_products.diagonal(dim1=1, dim2=2).zero_()

@@ -1,9 +1,9 @@
-"""The dot interaction in Triton, forward and backward: one program a sample, no V x V matrix in memory.
+"""Dot interaction in Triton, forward and backward: one program a sample, no V x V matrix in memory.
 
 Shapes: B samples, V vectors of D numbers (the first may come from another tensor than the rest), P = V(V - 1)/2 pairs.
-A program holds its sample's V x D tile, multiplies it by its own transpose on the matrix units, and writes only the
+A program loads its sample's V x D tile, multiplies it by its own transpose on the matrix units, and writes only the
 pairs below the diagonal; the backward rebuilds the symmetric V x V gradient in registers. With `rows`, the vectors are
-read straight from the tables' storage, so that they are never written anywhere.
+read from the tables' storage and never written.
 
 Bytes, in 2-byte numbers: 2 * (V * D + D + P) a sample forward, twice that backward.
 """
@@ -109,7 +109,7 @@ def _sizes(num_vectors: int, dim: int, dtype: torch.dtype) -> dict[str, object]:
     block_v, block_d = (max(16, triton.next_power_of_2(size)) for size in (num_vectors, dim))
     return {
         "COMPUTE": _COMPUTE[dtype],
-        "PRECISION": "ieee",  # for float32; others are multiplied as they are
+        "PRECISION": "ieee",  # for float32; other types are multiplied as they are
         "BLOCK_V": block_v,
         "BLOCK_D": block_d,
         "num_warps": max(1, block_v * block_d // ELEMENTS_A_WARP),
@@ -168,7 +168,7 @@ def backward(
     )
 
 
-# As operators, so that torch.compile and CUDA graphs take them whole.
+# Custom operators, so that torch.compile does not trace into them.
 
 
 @torch.library.custom_op(

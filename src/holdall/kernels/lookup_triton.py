@@ -1,4 +1,4 @@
-"""Triton kernels that look rows up in a pack of tables: one launch for all features, cast on the way out.
+"""Lookup kernels of a pack of tables, in Triton: one launch for all features, cast as they are written.
 
 Shapes: R rows of D numbers in the storage, L lookups, N bags of which bag n reads lookups `offsets[n]..offsets[n + 1]`.
 The floor is bytes: each distinct row read once, each output number written once.
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 ELEMENTS = 4096
-"""Numbers a program holds: 8 loads of 16 bytes in flight a thread with 4 warps."""
+"""Numbers of a program: 8 loads of 16 bytes in flight a thread with 4 warps."""
 
 
 @triton.jit
@@ -41,7 +41,7 @@ def _pool_kernel(  # type: ignore[no-untyped-def]
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Output row n is bag `(n % F) * B + n // F`: bags lie feature-major, outputs sample-major."""
+    """Output row n is bag `(n % F) * B + n // F`: bags are feature-major, outputs sample-major."""
     place = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.arange(0, BLOCK_D)
     inside = place < num_bags
@@ -51,7 +51,7 @@ def _pool_kernel(  # type: ignore[no-untyped-def]
     longest = tl.max(length, axis=0)
     total = tl.zeros([BLOCK_N, BLOCK_D], dtype=tl.float32)
     step = tl.zeros_like(longest)
-    lookup = start  # counted on: Triton 3.6 and 3.7 fail to compile `rows + start + step` where dim is 16 or 32
+    lookup = start  # counted up: Triton 3.6 and 3.7 fail to compile `rows + start + step` where dim is 16 or 32
     while step < longest:
         reads = inside & (step < length)
         row = tl.load(rows + lookup, mask=reads, other=0).to(tl.int64)
@@ -69,7 +69,7 @@ def _pool_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _place_kernel(  # type: ignore[no-untyped-def]
+def _write_columns_kernel(  # type: ignore[no-untyped-def]
     storage, values, info, out, num_lookups, source_stride, sample_stride, out_columns, dim, COLUMNS: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -106,17 +106,17 @@ def _number_kernel(  # type: ignore[no-untyped-def]
     tl.store(rows + lookup, row.to(rows.dtype.element_ty), mask=inside)
 
 
-def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> None:
+def write_columns(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> None:
     """Write rows of `storage` [R, D] for ids `values` [F, B] into columns of `out` [B, F', D], in its type.
 
-    A line (source, target, start) of `info` [n, 3] says: for ids of `values[source]`, write row `start + id` to
-    `out[:, target]`. Other columns are left alone.
+    For each line (source, target, start) of `info` [n, 3], row `start + id` of the ids `values[source]` is written to
+    `out[:, target]`. Other columns do not change.
     """
     num_lookups, dim = values.shape[1] * len(info), storage.shape[1]
     if num_lookups:
         block_d = triton.next_power_of_2(dim)
         block_l = max(1, ELEMENTS // block_d)
-        _place_kernel[(triton.cdiv(num_lookups, block_l),)](
+        _write_columns_kernel[(triton.cdiv(num_lookups, block_l),)](
             storage,
             values,
             info,
@@ -133,9 +133,9 @@ def place(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) -> None:
 
 
 def row_numbers(values: Tensor, info: Tensor, num_others: int, num_rows: int) -> Tensor:
-    """Rows [B, n] that vectors are read from, for lines (source, other, start) of `info` [n, 3].
+    """Numbers [B, n] of the rows to read, for lines (source, other, start) of `info` [n, 3].
 
-    That is row `start + id` of a storage of `num_rows` or, where `start` is negative, -1 - k for row
+    A number is that of row `start + id` of a storage of `num_rows` or, where `start` is negative, -1 - k for row
     k = sample * num_others + other of a second one.
     """
     rows = torch.empty(values.shape[1], len(info), dtype=torch.int32, device=values.device)

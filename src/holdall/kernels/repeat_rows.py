@@ -1,4 +1,4 @@
-"""Distinct ids and the rows of a batch made from theirs: each row is computed once and its gradient summed once."""
+"""Rows of a batch from those of its distinct ids: each row is computed once and its gradient summed once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdall.common.eager import eager
 
 
 def rows_of_distinct_reference(ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """`rows_of_distinct`, said plainly."""
+    """Reference of `rows_of_distinct`."""
     distinct, inverse = torch.unique(ids, return_inverse=True)
     return make(distinct)[inverse]
 
@@ -23,7 +23,7 @@ def rows_of_distinct_reference(ids: Tensor, make: Callable[[Tensor], Tensor]) ->
 def rows_of_distinct(ids: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
     """Rows [L, dim] of ids [L], where `make` gives the rows [U, dim] of distinct ids in ascending order.
 
-    One stable sort serves both passes: the backward sums the runs of equal ids straight out of the gradient. For 2,048
+    One stable sort serves both passes: the backward sums the runs of equal ids in the gradient. For 2,048
     skewed ids of dim 16 both passes take 0.17 ms on two cores, 0.23 with `torch.unique` and `embedding_bag`.
     """
     if ids.numel() == 0:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RowGradient:
-    """What one lookup of L ids adds to the gradient of the rows: `weights[l] * grad[bag_of[l]]` to row `ids[l]`."""
+    """Gradient of one lookup of L ids: it adds `weights[l] * grad[bag_of[l]]` to the gradient of row `ids[l]`."""
 
     ids: Tensor
     """[L] int64, or int32 where every row number fits."""
@@ -25,14 +25,14 @@ class RowGradient:
     bag_of: Tensor | None = None
     """[L] int64, the bag each lookup went into; lookup l went into bag l when None."""
     weights: Tensor | None = None
-    """[L], how much each lookup counted; 1 when None."""
+    """[L], factor on each lookup; 1 when None."""
     sorted: tuple[Tensor, Tensor] | None = None
-    """The ids in ascending order and the bag that each of their lookups went into, where whoever made this has sorted
-    them; there are no `weights` then."""
+    """The ids in ascending order and the bag of each of their lookups, where the lookup has sorted them; `weights` is
+    None then."""
 
 
 def join(gradients: Sequence[RowGradient]) -> RowGradient:
-    """Several lookups of the same rows, in one step, as one."""
+    """One gradient of several lookups of the same rows in one step."""
     if len(gradients) == 1:
         return gradients[0]
     starts = [0]
@@ -56,7 +56,7 @@ def join(gradients: Sequence[RowGradient]) -> RowGradient:
 
 
 def sum_by_row_reference(gradient: RowGradient) -> tuple[Tensor, Tensor]:
-    """`sum_by_row`, said plainly."""
+    """Reference of `sum_by_row`."""
     rows = gradient.grad if gradient.bag_of is None else gradient.grad[gradient.bag_of]
     if gradient.weights is not None:
         rows = rows * gradient.weights[:, None].to(rows.dtype)
@@ -68,7 +68,7 @@ def sum_by_row_reference(gradient: RowGradient) -> tuple[Tensor, Tensor]:
 def sum_by_row(gradient: RowGradient) -> tuple[Tensor, Tensor]:
     """Distinct ids [U], ascending, and the summed gradient [U, dim] of each.
 
-    A stable sort of the ids puts the lookups of a row side by side; `embedding_bag` then sums each run straight out of
+    A stable sort of the ids puts the lookups of a row side by side; `embedding_bag` then sums each run from
     the pooled gradient, in parallel over rows. On a CPU this is 10 times faster than `index_add_`, which is serial.
     """
     if gradient.ids.numel() == 0:

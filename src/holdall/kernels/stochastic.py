@@ -1,8 +1,8 @@
 """Stochastic rounding of float32 numbers to bfloat16 or float16: up or down at random, so that the mean is the number.
 
-Rounded to nearest, an update smaller than half a unit in a number's last place is lost every time; rounded this way it
-counts in the mean. What is drawn depends on (seed, step, place in the storage) alone: the same run gives the same bits,
-on every path and in any order. The Triton kernels of `row_update_triton` compute the same function.
+Rounded to nearest, an update smaller than half a unit in the last place is always lost; rounded this way it counts in
+the mean. A draw depends on (seed, step, position in the storage) alone: the same run gives the same bits, on every path
+and in any order. The Triton kernels of `row_update_triton` compute the same function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMATS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 
 
 def keys(seed: int, step: int) -> tuple[int, int]:
-    """Two numbers of 32 bits that stand for a step of a run."""
+    """Two 32-bit keys of the noise of one step of a run."""
     high = _mixed((seed ^ (seed >> 32)) & _WORD)
     low = _mixed((high + GOLDEN * (step & _WORD) + (step >> 32)) & _WORD)
     return low, _mixed((low ^ high) + GOLDEN & _WORD)
@@ -40,7 +40,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def noise(cells: Tensor, key: tuple[int, int]) -> Tensor:
-    """Random numbers of 32 bits, as int64, for int64 places."""
+    """32-bit noise, as int64, for int64 positions in the storage."""
     return _mix(_mix((cells & _WORD) ^ key[0]) + (cells >> 32) * GOLDEN + key[1] & _WORD)
 
 

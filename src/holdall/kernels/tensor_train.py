@@ -5,16 +5,16 @@ mixed-radix digits (i1, ..., iN) of (n_1, ..., n_N), the first the most signific
 (d_1, ..., d_N), the first the slowest. So ids next to each other share the prefix (i1, ..., i(N-1)); where ids are in
 popularity order, the popular ones share few prefixes.
 
-Two ways to the same rows:
+Two paths to the same rows:
 
-reference  Gathers every id's core slices and multiplies them. Obviously right, and differentiable any number of times.
-fast       Computes each distinct prefix once, in both passes (Eff-TT of EL-Rec). Prefixes with the same last digit meet
-           the same core slice: they are laid out side by side, so that one batched product per core does them all and
-           the gradient of the slice comes out of it already summed. Neither a core slice nor its gradient is ever
+reference  Gathers every id's core slices and multiplies them. Simple, and differentiable any number of times.
+fast       Computes each distinct prefix once, in both passes (Eff-TT of EL-Rec). Prefixes with the same last digit use
+           the same core slice: they are laid out side by side, so that one batched product per core computes them all
+           and sums the gradient of the slice. Neither a core slice nor its gradient is ever
            copied per id. With P distinct prefixes of U distinct ids, three cores of rank R and dim = d1*d2*d3, the
            forward takes 2*R*(P*d1*d2*R + U*dim) flops, the backward twice that.
 
-A third, for trains of three cores on a GPU, is the fast one in Triton: `holdall.kernels.tensor_train_triton`.
+`holdall.kernels.tensor_train_triton` is the fast path in Triton, for trains of three cores on a GPU.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Path = Literal["auto", "reference", "fast", "triton"]
 
 # Most elements that the gathered prefixes of one block of ids may have: 64 MB in float32.
 BLOCK_ELEMENTS = 2**24
-# Up to this many elements of core slices, gathering them costs less than working out how not to: measured, 64 ids at
+# Up to this many elements of core slices, gathering them costs less than finding prefixes: measured, 64 ids at
 # rank 32 (dim 64) or 1,000 at rank 8, forward and backward alike.
 REFERENCE_ELEMENTS = 2**18
 # What copying a core slice (twice) and adding its gradient costs, in products of the slice with one row. With ranks 16,
@@ -59,8 +59,8 @@ def row_digits(ids: Tensor, row_shape: Sequence[int]) -> list[Tensor]:
 def tensor_train_rows(ids: Tensor, cores: Sequence[Tensor], path: Path = "auto") -> Tensor:
     """Rows [U, d_1*...*d_N] of 1-D int64 ids, which may repeat and come in any order.
 
-    `auto` takes Triton's kernels where they are to be had (`kernel_path`) and fit, else the fast path for all but a
-    handful of ids. Both compute in the type of the cores, whatever autocast says, and can be differentiated once.
+    `auto` takes Triton's kernels where they are available (`kernel_path`) and fit, else the fast path for all but a
+    few ids. Both compute in the type of the cores, also under autocast, and can be differentiated once.
     """
     if ids.numel() == 0:
         return reference_rows(ids, cores)
@@ -73,7 +73,7 @@ def tensor_train_rows(ids: Tensor, cores: Sequence[Tensor], path: Path = "auto")
 
 
 def uses_triton(cores: Sequence[Tensor], path: Path = "auto") -> bool:
-    """Whether rows of this train come from Triton's kernels; an error where they were asked for and cannot."""
+    """Whether Triton's kernels compute the rows of this train; an error where they are required and cannot."""
     if path in ("reference", "fast"):
         return False
     choice: KernelPath | None = "triton" if path == "triton" else None
@@ -81,7 +81,7 @@ def uses_triton(cores: Sequence[Tensor], path: Path = "auto") -> bool:
 
 
 def _fits_triton(cores: Sequence[Tensor]) -> bool:
-    """Three cores of float32 on one device, a train and no ring, with dims that fit a tile."""
+    """Whether these are three float32 cores on one device, of a train and no ring, with dims that fit a tile."""
     if len(cores) != 3 or cores[0].shape[1] != 1 or cores[2].shape[3] != 1:
         return False
     d1, d2, d3 = (core.shape[2] for core in cores)
@@ -126,7 +126,7 @@ def _fast_rows(ids: Tensor, *cores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Sum:
-    """Which rows of a matrix add up to each row of another: an `embedding_bag` without weights."""
+    """Sums of rows of a matrix into the rows of another: an `embedding_bag` without weights."""
 
     order: Tensor
     offsets: Tensor
@@ -145,11 +145,11 @@ class _Sum:
 
 @dataclass(frozen=True)
 class _Level:
-    """How the distinct prefixes that end at one inner core are laid out: groups of `width` places, one digit a group.
+    """Layout of the distinct prefixes that end at one inner core: groups of `width` slots, one digit a group.
 
-    The first groups belong to digits 0, 1, 2, ... and use the core as it lies; the `extra` groups after them, of digits
-    with more prefixes than `width`, use copies of its slices. Where most digits are absent all groups are extra.
-    Places without a prefix hold a product that nobody reads, and their gradient is zero.
+    The first groups are those of digits 0, 1, 2, ... and use the core without a copy; the `extra` groups after them, of
+    digits with more prefixes than `width`, use copies of its slices. Where most digits are absent all groups are extra.
+    Slots without a prefix get a product that nothing reads, and their gradient is zero.
     """
 
     width: int
@@ -157,12 +157,12 @@ class _Level:
     extra: Tensor
     """Digit of every extra group."""
     parent: Tensor
-    """Place, in the level before, of the prefix that each place extends."""
+    """Slot, in the level before, of the prefix that each slot extends."""
     to_parent: _Sum
 
     @classmethod
     def of(cls, digit: Tensor, parent: Tensor, size: int, before: Tensor) -> tuple[_Level, Tensor]:
-        """The level of prefixes with last digits `digit` < size that extend places of `before`; the place of each."""
+        """The level of prefixes with last digits `digit` < size that extend slots of `before`; the slot of each."""
         counts = torch.bincount(digit, minlength=size)
         direct = 2 * int(torch.count_nonzero(counts)) >= size
         width = _best_width(counts, direct, before.shape[1])
@@ -178,11 +178,11 @@ class _Level:
         group = (ends - extras + num_direct)[ordered] + rank // width
         if direct:
             group = torch.where(rank < width, ordered, group - 1)
-        place = torch.empty_like(digit)
-        place[order] = group * width + rank % width
+        slot = torch.empty_like(digit)
+        slot[order] = group * width + rank % width
         parents = torch.zeros((num_direct + len(extra)) * width, dtype=torch.int64, device=digit.device)
-        parents[place] = parent
-        return cls(width, num_direct, extra, parents, _Sum.by(parent, len(before), place)), place
+        parents[slot] = parent
+        return cls(width, num_direct, extra, parents, _Sum.by(parent, len(before), slot)), slot
 
     def gathered(self, before: Tensor) -> Tensor:
         """The prefixes to extend, [groups, width*A, r]."""
@@ -198,7 +198,7 @@ class _Level:
         return parts
 
     def product(self, before: Tensor, core: Tensor) -> Tensor:
-        """Prefix products of this level, [places, A*d, s], from those before [.., A, r] and the core [n, r, d, s]."""
+        """Prefix products of this level, [slots, A*d, s], from those before [.., A, r] and the core [n, r, d, s]."""
         gathered = self.gathered(before)
         product = core.new_empty(*gathered.shape[:2], core[0, 0].numel())
         for part, slices in self.parts(core):
@@ -221,7 +221,7 @@ class _Level:
 
 
 def _best_width(counts: Tensor, direct: bool, num_prefix_rows: int) -> int:
-    """The width that costs least: every place is multiplied, used or not, and extra groups copy core slices."""
+    """The width that costs least: every slot is multiplied, used or not, and extra groups copy core slices."""
     frequency = torch.bincount(counts)
     most = len(frequency) - 1
     widths = torch.tensor(sorted({-int(-most // 2 ** (j / 2)) for j in range(2 * most.bit_length() + 1)}))
@@ -229,8 +229,8 @@ def _best_width(counts: Tensor, direct: bool, num_prefix_rows: int) -> int:
     count = torch.arange(len(frequency), device=counts.device)
     groups = (count + widths - 1) // widths
     extra = (groups - 1).clamp_(min=0) if direct else groups
-    places = widths * (groups.clamp(min=1) if direct else groups)
-    cost = ((places * num_prefix_rows + EXTRA_GROUP_COST * extra) * frequency).sum(1)
+    slots = widths * (groups.clamp(min=1) if direct else groups)
+    cost = ((slots * num_prefix_rows + EXTRA_GROUP_COST * extra) * frequency).sum(1)
     return int(widths[cost.argmin()])
 
 
@@ -243,18 +243,18 @@ class _PrefixProducts(torch.autograd.Function):
         digits = row_digits(ids, sizes)
         prefixes, extends = _distinct_prefixes(ids, sizes)
         with torch.autocast(ids.device.type, enabled=False):
-            product, place = cores[0].flatten(1, 2), prefixes[0]  # the first level is the first core itself
+            product, slot = cores[0].flatten(1, 2), prefixes[0]  # the first level is the first core itself
             products, levels = [], []
             for k in range(1, len(cores) - 1):
-                level, next_place = _Level.of(prefixes[k] % sizes[k], place[extends[k - 1]], sizes[k], product)
+                level, next_slot = _Level.of(prefixes[k] % sizes[k], slot[extends[k - 1]], sizes[k], product)
                 levels.append(level)
                 products.append(product)
-                product, place = level.product(product, cores[k]), next_place
+                product, slot = level.product(product, cores[k]), next_slot
             prefix, last = _closed(product, cores[0].shape[1]), _closing(cores[-1])
-            place = place[extends[-1]]
-            taken = _take(prefix, place, out=_scratch(prefix, len(ids)))
+            slot = slot[extends[-1]]
+            taken = _take(prefix, slot, out=_scratch(prefix, len(ids)))
             rows = torch.bmm(_take(last, digits[-1]), taken.mT)  # [U, d_N, d_1*...*d_(N-1)]
-        ctx.levels, ctx.place, ctx.digit = levels, place, digits[-1]
+        ctx.levels, ctx.slot, ctx.digit = levels, slot, digits[-1]
         ctx.save_for_backward(*cores, *products, prefix, last)
         return rows.mT.reshape(len(ids), -1)
 
@@ -267,10 +267,10 @@ class _PrefixProducts(torch.autograd.Function):
         prefix, last = ctx.saved_tensors[-2:]
         grad = grad.reshape(len(grad), -1, last.shape[1])
         scratch = _scratch(prefix, len(grad))
-        grad_last = torch.bmm(grad.mT.contiguous(), _take(prefix, ctx.place, out=scratch))
+        grad_last = torch.bmm(grad.mT.contiguous(), _take(prefix, ctx.slot, out=scratch))
         grads = [_unclosing(_Sum.by(ctx.digit, len(last))(grad_last), cores[-1])]
         grad = torch.bmm(grad, _take(last, ctx.digit), out=scratch)
-        grad = _Sum.by(ctx.place, len(prefix))(grad)
+        grad = _Sum.by(ctx.slot, len(prefix))(grad)
         grad = _unclosed(grad, prefix, cores[0].shape[1])
         for level, core, product in zip(reversed(levels), reversed(cores[1:-1]), reversed(products), strict=True):
             grad, grad_core = level.gradients(grad, product, core)
@@ -280,9 +280,9 @@ class _PrefixProducts(torch.autograd.Function):
 
 
 def _distinct_prefixes(ids: Tensor, sizes: Sequence[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """Distinct prefixes of length 1, 2, ..., N-1 as numbers, and for each which one the next longer ones extend.
+    """Distinct prefixes of length 1, 2, ..., N-1 as numbers, and for each length the prefix that longer ones extend.
 
-    Ids increase, so equal prefixes lie next to each other.
+    Ids increase, so equal prefixes are next to each other.
     """
     prefixes: list[Tensor] = []
     extends: list[Tensor] = []
@@ -305,7 +305,7 @@ _buffers = threading.local()
 
 
 def _scratch(like: Tensor, num_rows: int) -> Tensor:
-    """Room for `num_rows` rows of `like`, the same memory at every call in this thread.
+    """Scratch buffer for `num_rows` rows of `like`, the same memory at every call in this thread.
 
     The prefixes gathered for every id are the largest thing here, and fresh pages for them at every step cost more than
     all the arithmetic. At most `BLOCK_ELEMENTS` are kept. torch's allocator does this by itself on other devices.
@@ -322,8 +322,8 @@ def _scratch(like: Tensor, num_rows: int) -> Tensor:
     return buffer[: prod(shape)].view(shape)
 
 
-# A ring closes where the last core meets the first: its rank r_0 is summed together with r_(N-1). With r_0 = 1 these
-# four are views.
+# A ring closes between its last core and its first: its rank r_0 is summed along with r_(N-1). With r_0 = 1 these four
+# are views.
 
 
 def _closed(product: Tensor, r0: int) -> Tensor:

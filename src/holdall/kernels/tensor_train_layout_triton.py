@@ -1,16 +1,16 @@
-"""Distinct ids and prefixes of tensor trains, found on the device without asking the host how many there are.
+"""Distinct ids and prefixes of tensor trains, found on the device without synchronizing.
 
-L lookups of U distinct ids with P distinct prefixes (i1, i2). Buffers have L places, of which the first U or P are in
-use; the two counts stay on the device, so nothing waits and a CUDA graph can hold it all.
+L lookups of U distinct ids with P distinct prefixes (i1, i2). Buffers have L entries, of which the first U or P are
+in use; the two counts stay on the device, so nothing waits and a CUDA graph can capture it all.
 
-Several trains are one: their cores' slices are numbered on from train to train, N1, N2 and N3 of them, and a lookup is
-the number `(i2 * N1 + i1) * N3 + i3` of its slices. One sort by it puts lookups of one id side by side, ids of one
-prefix, and prefixes of one middle slice. A second sort, of 16 bits mostly, lists prefixes by first slice and ids by
-last slice, for the gradients. Both are stable, so every sum that follows has an order fixed by the ids.
+Several trains are one: their cores' slices are numbered consecutively, N1, N2 and N3 of them, and a lookup is the
+number `(i2 * N1 + i1) * N3 + i3` of its slices. One sort by it puts lookups of one id side by side, ids of one prefix,
+and prefixes of one middle slice. A second sort, of 16 bits mostly, lists prefixes by first slice and ids by last slice,
+for the gradients. Both are stable, so the ids fix the order of every sum that follows.
 
-So that no program has much more to do than another, what is popular is cut: an id is counted anew where `WINDOW` sorted
-lookups begin, and a prefix at every `PIECE`-th id of a block. What is said of ids and prefixes holds for such parts;
-gradients are sums over them anyhow.
+To balance the load of programs, popular ids and prefixes are cut: an id is counted again at every `WINDOW`-th sorted
+lookup, and a prefix at every `PIECE`-th id of a block. Ids and prefixes below are such parts; gradients are sums over
+them anyway.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ WINDOW = 32
 
 
 def ceil_div(a: int, b: int) -> int:
-    """`triton.cdiv`, which takes 10 microseconds where this takes none."""
+    """`triton.cdiv` without its 10 microseconds."""
     return -(-a // b)
 
 
 @dataclass(frozen=True)
 class Trains:
-    """Where the slices of one or more trains of three cores lie, for kernels that know slices only.
+    """Addresses and shapes of the slices of one or more trains of three cores, for kernels that know slices only.
 
-    A slice is found by its distance, in numbers, from the first train's core: trains may lie anywhere on the device.
+    The offset of a slice is its distance, in numbers, from the first train's core. Trains may be anywhere in memory.
     """
 
     num_trains: int
@@ -52,19 +52,19 @@ class Trains:
     ranks: tuple[int, int]
     """The largest (r1, r2)."""
     sizes: tuple[int, int, int]
-    """(N1, N2, N3), slices of all trains together."""
+    """(N1, N2, N3), slices of all trains."""
     num_prefixes: int
-    """How many prefixes (i1, i2) there are."""
+    """Number of possible prefixes (i1, i2)."""
     same_ranks: bool
     """Whether all trains have the largest ranks."""
     aligned: int
-    """Every rank and every slice's place is a multiple of this many numbers, 4 at most."""
+    """Every rank and every slice's offset is a multiple of this many numbers, 4 at most."""
     core_sizes: tuple[int, ...]
-    """Numbers of every core: how a buffer with all gradients is cut."""
+    """Numbers of every core, for cutting a buffer with all gradients."""
     shapes: Tensor
     """[T, 6]: n1, n2, n3 and the number of the first slice of each core."""
     slices: tuple[Tensor, Tensor, Tensor]
-    """[N, 4] for each core: place of the slice, place of its gradient, r before, r after."""
+    """[N, 4] for each core: offset of the slice, offset of its gradient, r before, r after."""
 
     @property
     def dim(self) -> int:
@@ -77,7 +77,7 @@ def trains_of(cores: Sequence[Tensor]) -> Trains:
     return _trains(tuple(core.data_ptr() for core in cores), shapes, cores[0].element_size(), cores[0].device)
 
 
-@lru_cache(maxsize=1024)  # a graph keeps using what it captured: large enough that nothing in use is ever dropped
+@lru_cache(maxsize=1024)  # a graph keeps using the tensors it captured: large enough that none in use is ever dropped
 def _trains(
     pointers: tuple[int, ...], shapes: tuple[tuple[int, ...], ...], element_size: int, device: torch.device
 ) -> Trains:
@@ -115,7 +115,7 @@ def _trains(
 
 @dataclass(frozen=True)
 class Distinct:
-    """The distinct ids and prefixes of L lookups, each numbered in the order of the sort. int32, and places int64."""
+    """The distinct ids and prefixes of L lookups, each numbered in the order of the sort. int32, and offsets int64."""
 
     num_lookups: int
     max_prefixes: int
@@ -134,9 +134,9 @@ class Distinct:
     starts: Tensor
     """[N2 + 1]: the first prefix of every middle slice."""
     first: Tensor
-    """[P]: place of the first slice of every prefix."""
+    """[P]: offset of the first slice of every prefix."""
     last: Tensor
-    """[U]: place of the last slice of every distinct id."""
+    """[U]: offset of the last slice of every distinct id."""
     bins: Tensor | None
     """[2L]: first slice of every prefix, then N1 + last slice of every distinct id; N1 + N3 where there is none."""
 
@@ -168,7 +168,7 @@ def _keys_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _starts(keys, position, num_lookups, N3, PIECE: tl.constexpr, WINDOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Keys at `position` and before it, how many ids have begun in the block, where they do, and where prefixes do."""
+    """Keys at `position` and before it, running count of ids in the block, first of every id, first of every prefix."""
     inside = position < num_lookups
     key = tl.load(keys + position, mask=inside, other=0)
     before = tl.load(keys + position - 1, mask=inside & (position > 0), other=-1)
@@ -195,7 +195,7 @@ def _number_kernel(  # type: ignore[no-untyped-def]
     bins, num_lookups, N1, N2, N3,
     TRAINS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Number ids and prefixes, from the counts of all blocks, and write down what each is made of."""
+    """Number ids and prefixes, from the counts of all blocks, and store the slices of each."""
     block = tl.program_id(0)
     num_blocks = tl.num_programs(0)
     ids_before = 0
@@ -224,7 +224,7 @@ def _number_kernel(  # type: ignore[no-untyped-def]
     tl.store(middle + prefix, slice2, mask=new_prefix)
     tl.store(first + prefix, tl.load(slices1 + 4 * slice1, mask=new_prefix, other=0), mask=new_prefix)
     tl.store(last + id, tl.load(slices3 + 4 * slice3, mask=new_id, other=0), mask=new_id)
-    # The first prefix of a middle slice is also where the empty slices before it begin, and end.
+    # The first prefix of a middle slice is also the start and the end of the empty slices before it.
     slice_before = tl.where(position > 0, (before // N3 // N1).to(tl.int32), -1)
     gap = tl.where(inside, slice2 - slice_before, 0)
     widest = tl.max(gap, axis=0)
@@ -252,7 +252,7 @@ def _number_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def run_bounds(keys, count, value, STEPS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where `value` begins and ends in ascending `keys[:count]`; both searches at once, `2**STEPS > count`."""
+    """Start and end of `value` in ascending `keys[:count]`; both searches at once, `2**STEPS > count`."""
     side = tl.arange(0, 2)
     low = tl.zeros([2], dtype=tl.int32)
     high = low + count
@@ -268,8 +268,8 @@ def run_bounds(keys, count, value, STEPS: tl.constexpr):  # type: ignore[no-unty
 def find_distinct(trains: Trains, ids: Tensor, bounds: Tensor | None, *, training: bool) -> Distinct:
     """The distinct ids and prefixes of ids [L], int64 or int32, L > 0.
 
-    Lookups of one train lie together: train t has those from `bounds[t]` on (a 1-D tensor on the device), or all trains
-    have equally many when None. `training` also prepares the second sort.
+    Lookups are train-major: train t has those from `bounds[t]` on (a 1-D tensor on the device), or all trains have
+    equally many when None. `training` also prepares the second sort.
     """
     num_lookups, device = ids.numel(), ids.device
     n1, n2, n3 = trains.sizes

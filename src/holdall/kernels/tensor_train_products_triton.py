@@ -1,8 +1,8 @@
-"""The products of tensor trains of three cores in Triton: prefixes, rows, and the gradients of both.
+"""Matrix products of tensor trains of three cores in Triton: prefixes, rows, and the gradients of both.
 
-What they compute, and how it fits together, is told in `tensor_train_triton`. Slices, ids and prefixes are those of
-`tensor_train_layout_triton`; D1, D2, D3, R1 and R2 are (d1, d2, d3) and the largest ranks, and D1P is D1 padded to a
-power of two. Trains of different ranks (SAME is off) say theirs in `slices2`.
+`tensor_train_triton` has their equations. Slices, ids and prefixes are those of `tensor_train_layout_triton`; D1, D2,
+D3, R1 and R2 are (d1, d2, d3) and the largest ranks, and D1P is D1 padded to a power of two.
+Where trains have different ranks (SAME is off), `slices2` has them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TILES = {
     "grad_middle": {"rows": 32, "columns": 128, "inner": 32, "num_warps": 4},
     "grad_first": {"rows": 64, "columns": 64, "inner": 64, "num_warps": 4},
 }
-"""What a program takes at a time. About ten of each were timed on an H200: rank 32 with 65,536 ids, 64 and 128 with
+"""Block sizes of a program. About ten of each were timed on an H200: rank 32 with 65,536 ids, 64 and 128 with
 8,192, Zipf and uniform. These are within a third of the best for each; others took up to 2.5 times as long."""
 
 
@@ -45,7 +45,7 @@ def _last_slices(core3, place3, digit, inner, r2, inside, D3: tl.constexpr):  # 
 
 @triton.jit
 def _places(rows, id, part, digit, D12: tl.constexpr, D3: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the numbers of rows `id` lie: [d1*d2, ids * d3]."""
+    """Pointers to the numbers of rows `id`: [d1*d2, ids * d3]."""
     return rows + id.to(tl.int64)[None, :] * (D12 * D3) + (part * D3)[:, None] + digit[None, :]
 
 
@@ -235,7 +235,7 @@ def _grad_first_kernel(  # type: ignore[no-untyped-def]
 
 
 def _precision() -> str:
-    """How float32 products are made: as the user allows torch to make its own."""
+    """Precision of float32 products: the one that torch is set to."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
@@ -276,7 +276,7 @@ def _id_blocks(trains: Trains, name: str) -> dict[str, Any]:
 
 
 def _num_splits(trains: Trains, distinct: Distinct, block_p: int) -> int:
-    """How many programs share the prefixes of one middle slice: half a tile's worth of an even share, 8 at most."""
+    """Number of programs that share the prefixes of a middle slice: half a tile's worth of an even share, 8 at most."""
     return max(1, min(8, distinct.max_prefixes // (trains.sizes[1] * block_p)))
 
 
@@ -306,7 +306,7 @@ def distinct_rows(trains: Trains, distinct: Distinct, cores: Sequence[Tensor], p
 def _prefix_gradients(
     trains: Trains, distinct: Distinct, cores: Sequence[Tensor], products: Tensor, grad_rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the prefix products [P, d1*d2*r2], and what every id adds to its last slice [U, r2*d3]."""
+    """Gradients of the prefix products [P, d1*d2*r2], and every id's term of that of its last slice [U, r2*d3]."""
     r2, d3 = trains.ranks[1], trains.dims[2]
     grad_products = torch.empty_like(products)
     grad_last = products.new_empty(distinct.num_lookups, r2 * d3)
@@ -320,7 +320,7 @@ def _prefix_gradients(
 
 
 def _first_gradients(trains: Trains, distinct: Distinct, cores: Sequence[Tensor], grad_products: Tensor) -> Tensor:
-    """What every prefix adds to its first slice, [P, d1*r1]."""
+    """Every prefix's term of the gradient of its first slice, [P, d1*r1]."""
     (d1, d2, _), (r1, r2) = trains.dims, trains.ranks
     grad_first = grad_products.new_empty(distinct.max_prefixes, d1 * r1)
     blocks = _blocks(trains, "grad_first", columns=r1, inner=d2 * r2)

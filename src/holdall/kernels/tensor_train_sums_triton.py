@@ -1,4 +1,4 @@
-"""The sums in a tensor train's backward: gradients of lookups by distinct id, and of ids and prefixes by slice."""
+"""Sums of a tensor train's backward: gradients of lookups by distinct id, and of ids and prefixes by slice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdall.kernels.row_update_triton import segmented_add
 from holdall.kernels.tensor_train_layout_triton import Distinct, Trains, ceil_div, run_bounds
 
 COLUMNS, ITEMS = 128, 32
-"""What a program adds up at a time, by slice."""
+"""Block sizes of a program that sums by slice."""
 SUM_COLUMNS = 128
 """Columns of a window of lookups that a program of one warp sums."""
 
@@ -27,7 +27,7 @@ def _sum_by_id_kernel(  # type: ignore[no-untyped-def]
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = position < num_lookups
     id = tl.load(run_of + position, mask=inside, other=-1)
-    after = tl.load(run_of + position + 1, mask=position + 1 < num_lookups, other=-1)  # another one in the next window
+    after = tl.load(run_of + position + 1, mask=position + 1 < num_lookups, other=-1)  # a new id in the next window
     before = tl.load(run_of + position - 1, mask=inside & (position > 0), other=-1)
     lookup = tl.load(order + position, mask=inside, other=0)
     source = lookup
