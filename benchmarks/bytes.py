@@ -35,7 +35,7 @@ from holdall.data.batch import Ids
 from holdall.data.synthetic import preset
 from holdall.data.zipf import Zipf
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.processes import in_group
+from holdall.distributed.processes import default_processes
 from holdall.distributed.shards import Shards
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
@@ -127,7 +127,7 @@ def _process(
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_processes, timeout=limit)
     found: dict[str, float] = {}
     for way in WAYS:
-        collectives = Collectives(in_group())
+        collectives = Collectives(default_processes())
         found[f"{way} sum"], sent = _train(way, collectives, rows, hot, dim, size, steps)
         found[way] = sum(sent.values())
         found[f"{way} before"] = sum(sent.get(kind, 0) for kind in BEFORE)

@@ -42,7 +42,7 @@ from benchmarks.links_sides import NUM_DENSE, Ours, TorchRec, build_model
 from benchmarks.namespaces import INTERFACE, Host, hosts, round_trip, shape, throughput, unavailable
 from holdall.data.batch import Batch
 from holdall.data.synthetic import preset
-from holdall.distributed.processes import in_group
+from holdall.distributed.processes import default_processes
 
 WAYS = {
     "two-fold": "two-fold",
@@ -233,7 +233,7 @@ def make_sides(
     rows: list[int], dim: int, model: str, arguments: argparse.Namespace, batches: list[Batch]
 ) -> dict[str, Any]:
     interaction, hidden = MODELS[model]
-    processes = in_group()
+    processes = default_processes()
     hot = {f"C{i + 1}": hot_rows(count, arguments.batch_size, arguments.touched) for i, count in enumerate(rows)}
     sides: dict[str, Any] = {}
     for way, name in WAYS.items():

@@ -39,7 +39,7 @@ from benchmarks.card import print_table, summary, write_card
 from holdall.data.batch import Ids
 from holdall.data.synthetic import preset
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.processes import in_group
+from holdall.distributed.processes import default_processes
 from holdall.distributed.row_exchange import exchange_row_gradients
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
@@ -285,7 +285,7 @@ class Trained:
     """Tables that one way trains."""
 
     def __init__(self, way: str, rows: list[int], dim: int, hot: dict[str, int]):
-        self.collectives = TimedCollectives(in_group())
+        self.collectives = TimedCollectives(default_processes())
         cardinalities = {f"C{number}": count for number, count in enumerate(rows)}
         place = "cpu" if way == "data-parallel" else "meta"
         generator = torch.Generator().manual_seed(0)

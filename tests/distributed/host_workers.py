@@ -18,7 +18,7 @@ def folders(given: list[str]) -> str:
     """Each rank checks its own folder; what it is told."""
     with process_group(torch.device("cpu"), timeout=20) as processes:
         try:
-            check_shared(Path(given[processes.rank]), processes, patience=0.5)
+            check_shared(Path(given[processes.rank]), processes, timeout=0.5)
         except ProcessError as error:
             return f"{type(error).__name__}: {error}"
     return "shared"

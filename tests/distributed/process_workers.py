@@ -50,7 +50,7 @@ def every_collective() -> dict[str, Any]:
             "bytes": c.bytes_by_kind(),
             "calls": {kind: traffic.calls for kind, traffic in c.traffic.items()},
             "json": processes.gather({"rank": me, "nan": [0.1, None]}),
-            "first": processes.first(lambda: {"by": me}),
+            "first": processes.on_rank_zero(lambda: {"by": me}),
         }
 
 
@@ -59,7 +59,7 @@ def rank_zero_fails() -> str:
         raise HoldallError("no room")
 
     with process_group(CPU, timeout=20) as processes, pytest.raises(HoldallError) as caught:
-        processes.first(fail)
+        processes.on_rank_zero(fail)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 

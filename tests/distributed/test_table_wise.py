@@ -13,7 +13,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError, IdError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.processes import in_group
+from holdall.distributed.processes import default_processes
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
@@ -65,7 +65,7 @@ def compare(rank: int) -> dict[str, dict[str, Any]]:
     """Every case in one process group: what the tables of this process differ by from those of one process."""
     found = {}
     for name, case in CASES.items():
-        collectives = Collectives(in_group())
+        collectives = Collectives(default_processes())
         bags = spread(case, collectives)
         optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
         batches = [batch(case, collectives.world_size, step) for step in range(STEPS)]
@@ -119,7 +119,7 @@ def compressed(rank: int) -> bool:
         method = {"c": QuotientRemainder(8)}
         return EmbeddingBags.build(ROWS, shares.DIM, method, features=shares.FEATURES, dtype=torch.float64)
 
-    collectives, plain = Collectives(in_group()), build()
+    collectives, plain = Collectives(default_processes()), build()
     bags = TableWiseBags(build(), {"a": 0, "b": 0, "c": 1}, collectives)
     optimizers = [Optimizers(one, OptimizerConfig(name="adagrad", lr=shares.LR)) for one in (bags, plain)]
     for step in range(2):
@@ -161,8 +161,8 @@ def test_deals_tables_evenly() -> None:
 
 def test_refuses_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="table 'c' needs an owner from 0 to 0"):
-        TableWiseBags(shares.build("sum"), {"a": 0, "b": 0, "c": 1}, Collectives(in_group()))
-    bags = spread(Case(), Collectives(in_group()))
+        TableWiseBags(shares.build("sum"), {"a": 0, "b": 0, "c": 1}, Collectives(default_processes()))
+    bags = spread(Case(), Collectives(default_processes()))
     ids = shares.draw("one-hot", [4], 0)[0]
     with pytest.raises(ConfigError, match="call prepare"):
         bags(ids)

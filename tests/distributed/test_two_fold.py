@@ -13,7 +13,7 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.processes import in_group
+from holdall.distributed.processes import default_processes
 from holdall.distributed.shards import Shards
 from holdall.distributed.two_fold import TwoFold, two_fold
 from holdall.optim.config import OptimizerConfig
@@ -89,7 +89,7 @@ def compare(rank: int) -> dict[str, dict[str, Any]]:
     """Every case in one process group: the largest difference from one process, and whether hot rows are alike."""
     found = {}
     for name, case in CASES.items():
-        collectives = Collectives(in_group())
+        collectives = Collectives(default_processes())
         shared, _ = train(case, collectives)
         sent = collectives.bytes_by_kind()
         hot = torch.cat([t[: p.num_hot].reshape(-1) for p in shared.packs for t in (p.storage, *p.slots.values())])
@@ -133,7 +133,7 @@ def _positive(sent: dict[str, int]) -> dict[str, int]:
 
 def exact_bytes(rank: int) -> dict[str, int]:
     """Process 0 looks up cold rows of table `a` whose owners are known; the other has the same batch."""
-    collectives = Collectives(in_group())
+    collectives = Collectives(default_processes())
     bags = shares.build("sum", "meta")
     shared = two_fold(bags, HOT, collectives)
     Optimizers(bags, OptimizerConfig(name="sgd"))
@@ -155,7 +155,7 @@ def test_counts_bytes_of_distinct_rows() -> None:
 
 def partial(rank: int) -> float:
     """Rows that are fetched and not looked up have no gradient: Adam must leave their moments alone."""
-    collectives = Collectives(in_group())
+    collectives = Collectives(default_processes())
     bags = shares.build("sum", "meta")
     shared = two_fold(bags, HOT, collectives)
     optimizers = Optimizers(bags, OptimizerConfig(name="adam", lr=shares.LR))
@@ -185,7 +185,7 @@ def test_rows_without_a_gradient_are_left_alone() -> None:
 
 def looks_up(rank: int) -> dict[str, Any]:
     """Evaluation, saving and loading at another deal of rows."""
-    collectives = Collectives(in_group())
+    collectives = Collectives(default_processes())
     case = Case(optimizer="adagrad")
     shared, _ = train(case, collectives)
     ids = batch(case, collectives.world_size, 99)[rank]
@@ -213,7 +213,7 @@ def looks_up(rank: int) -> dict[str, Any]:
 
 def begins_anew(rank: int) -> float:
     """What was learned is forgotten, hot and cold, weights and state."""
-    collectives = Collectives(in_group())
+    collectives = Collectives(default_processes())
     shared, _ = train(Case(optimizer="adam"), collectives)
     fresh, _ = train(Case(optimizer="adam"), collectives, steps=0)
     shared.finish()
@@ -238,12 +238,12 @@ def ahead(rank: int) -> list[bool]:
     for case in (CASES["adam one-hot"], CASES["bags, first share empty"], CASES["nothing hot"]):
         states = []
         for own in (False, True):
-            collectives = Collectives(in_group())
+            collectives = Collectives(default_processes())
             bags = shares.build(case.mode, "meta")
             shared = two_fold(bags, {"some": HOT, "none": NOTHING}[case.hot], collectives)
             optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
             batches = [_as_batch(batch(case, collectives.world_size, step)[rank]) for step in range(8)]
-            group = Collectives(in_group(), own_group=True) if own else None
+            group = Collectives(default_processes(), own_group=True) if own else None
             for step, (now, _) in enumerate(shared.steps(((one, one) for one in batches), group)):
                 if len(now):
                     shares.loss(bags(now.ids)).backward()
@@ -305,12 +305,12 @@ def test_hottest_rows_have_different_owners() -> None:
 
 def test_refuses_what_cannot_work() -> None:
     with pytest.raises(ConfigError, match="cannot have 41 hot rows"):
-        two_fold(shares.build("sum", "meta"), {**HOT, "a": 41}, Collectives(in_group()))
+        two_fold(shares.build("sum", "meta"), {**HOT, "a": 41}, Collectives(default_processes()))
     bags = shares.build("sum", "meta")
-    two_fold(bags, HOT, Collectives(in_group()))
+    two_fold(bags, HOT, Collectives(default_processes()))
     with torch.no_grad(), pytest.raises(ConfigError, match="call prepare"):
         bags(shares.draw("one-hot", [4], 0, low=0.5)[0])
     bags = shares.build("sum")
     Optimizers(bags, OptimizerConfig())
     with pytest.raises(ConfigError, match="optimizer already"):
-        two_fold(bags, HOT, Collectives(in_group()))
+        two_fold(bags, HOT, Collectives(default_processes()))

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.namespaces import INTERFACE, Host, hosts, unavailable
 from holdall.common.errors import ProcessError
 from holdall.distributed import addresses
-from holdall.distributed.addresses import cure, prepare_addresses
+from holdall.distributed.addresses import connection_advice, prepare_addresses
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
@@ -171,17 +171,17 @@ def test_an_interface_that_was_named_is_kept_unless_it_is_loopback(several_hosts
         ),
         ("bind failed: EADDRINUSE", "the port is taken on this host"),
         ("[Errno -2] Name or service not known", "not known here: give its address (torchrun --local-addr"),
-        ("wait timeout after 20000ms, keys: /default_pg/0//cpu//0/2", "rank 2 did not come in time"),
+        ("wait timeout after 20000ms, keys: /default_pg/0//cpu//0/2", "rank 2 did not connect in time"),
         (
             "Gloo connectFullMesh failed with [pair.cc] timed out connecting: refused, remote=[10.99.2.1]:37781$2",
-            "another process says that it listens at 10.99.2.1, and this host cannot reach it there",
+            "another process listens at 10.99.2.1, and this host cannot reach it there",
         ),
-        ("The client socket has timed out after 1000ms", "not all 4 processes came"),
+        ("The client socket has timed out after 1000ms", "not all 4 processes connected"),
         ("something else", "something else"),
     ],
 )
 def test_what_torch_says_is_explained(text: str, said: str) -> None:
-    assert said in cure(text, 4)
+    assert said in connection_advice(text, 4)
 
 
 def test_a_run_folder_that_ranks_do_not_share_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from holdall.distributed.rendezvous import PLACE, rendezvous
+from holdall.distributed.rendezvous import PREFIX_KEY, rendezvous
 from holdall.training.config import TrainConfig
 from tests.distributed.harness import run
 
@@ -47,7 +47,7 @@ def test_what_was_said_before_is_not_heard(order: list[int]) -> None:
 
 def test_processes_that_died_while_they_met_are_not_waited_for() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set(PLACE, "holdall/old")
+    store.set(PREFIX_KEY, "holdall/old")
     store.set("holdall/old/1", "a token of one that is dead")
     found = meet_all(store, [1, 2, 0])
     found[0].set("key", "new")
@@ -56,7 +56,7 @@ def test_processes_that_died_while_they_met_are_not_waited_for() -> None:
 
 def test_who_does_not_come_is_named() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store.set(PLACE, "holdall/old")
+    store.set(PREFIX_KEY, "holdall/old")
     soon, told = datetime.timedelta(seconds=0.5), []
 
     def come() -> None:

@@ -27,7 +27,7 @@ from holdall.common.errors import ProcessError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.common.worker_thread import WorkerThread
-from holdall.distributed.processes import PATIENCE, SINGLE_PROCESS, PeerError, Processes
+from holdall.distributed.processes import CONTROL_TIMEOUTS, SINGLE_PROCESS, PeerError, Processes
 
 MAX_MEMORY_FRACTION = 0.25
 """Fraction of the free memory that a copy may take; a larger one is not made."""
@@ -49,7 +49,7 @@ class BackgroundSaver:
         """The same processes, with a group for the threads; None when closed."""
         if processes.world_size > 1:
             self._writers = replace(
-                processes, groups={"control": processes.new_group(backend="gloo", patience=PATIENCE)}
+                processes, groups={"control": processes.new_group(backend="gloo", timeouts=CONTROL_TIMEOUTS)}
             )
         self._thread: WorkerThread | None = None
         self._last: Future[Path] | None = None

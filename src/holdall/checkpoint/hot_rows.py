@@ -64,7 +64,7 @@ def plan_hot(
                 f"one first"
             )
 
-    processes.first(refuse_missing)
+    processes.on_rank_zero(refuse_missing)
     return plan_save(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=processes)
 
 
@@ -74,7 +74,7 @@ def latest_hot(folder: Path, base: int, processes: Processes = SINGLE_PROCESS) -
     Damaged ones are skipped with a warning (from rank 0). Every shard is hashed, as in `latest_sound`.
     """
     folder = Path(folder)
-    names = processes.first(
+    names = processes.on_rank_zero(
         lambda: [path.name for its_base, _, path in reversed(hot_parts(folder)) if its_base in (base, -1)]
     )
     for name in names:

@@ -108,7 +108,7 @@ def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | 
     hashed, each by one process, so `load_into` need not verify it again.
     """
     folder = Path(folder)
-    names = processes.first(lambda: [path.name for _, path in reversed(complete(folder))])
+    names = processes.on_rank_zero(lambda: [path.name for _, path in reversed(complete(folder))])
     damages: list[str] = []
     for name in names:
         damage = find_damage(folder / name, processes)

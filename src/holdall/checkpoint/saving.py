@@ -121,7 +121,7 @@ def write(planned: SavePlan, processes: Processes = SINGLE_PROCESS) -> Path:
                 remove_unfinished(folder, STEP if planned.base is None else HOT)
                 stack.enter_context(atomic_folder(path))
 
-        processes.first(make)
+        processes.on_rank_zero(make)
         written = processes.gather(on_all_ranks(processes, lambda: _write_part(planned, processes)))
 
         def finish() -> None:
@@ -137,7 +137,7 @@ def write(planned: SavePlan, processes: Processes = SINGLE_PROCESS) -> Path:
             else:
                 prune_hot(folder, path, planned.base)
 
-        processes.first(finish)
+        processes.on_rank_zero(finish)
     return path
 
 

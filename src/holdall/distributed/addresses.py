@@ -1,8 +1,8 @@
-"""Where processes meet: an address that every host can reach, an interface that the others can, and what went wrong.
+"""Addresses and network interfaces of a run on several hosts, and advice on failed connections.
 
-`torchrun` says in the environment on how many hosts a run is (`LOCAL_WORLD_SIZE` below `WORLD_SIZE`: on several) and
-where rank 0 is (`MASTER_ADDR`, `MASTER_PORT`). Gloo listens on the address that this host's own name stands for, which
-on many systems is 127.0.1.1: nobody else can reach that, so the interface is chosen here.
+`torchrun` sets environment variables: a run is on several hosts if `LOCAL_WORLD_SIZE` is below `WORLD_SIZE`, and rank 0
+is at `MASTER_ADDR`, `MASTER_PORT`. Gloo listens on the address that this host's own name resolves to, which on many
+systems is 127.0.1.1: no other host can reach that, so the interface is chosen here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from holdall.common.errors import ProcessError
 
 ELSEWHERE = "192.0.2.1"
-"""An address that is kept for documents (RFC 5737): the way to it is the default one. Nothing is sent there."""
+"""Address reserved for documentation (RFC 5737), reached by the default route. Nothing is sent there."""
 SIOCGIFADDR = 0x8915
 """Linux's request for the IPv4 address of an interface."""
 
@@ -29,16 +29,16 @@ def on_several_hosts() -> bool:
 
 
 def processes_here(world_size: int) -> int:
-    """How many of a run's processes are on this host, as torchrun says; all of them where it says nothing."""
+    """Processes of the run on this host, as set by torchrun; all of them if it is not set."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     return min(int(here), world_size) if here.isdecimal() and int(here) > 0 else world_size
 
 
 def prepare_addresses() -> None:
-    """Before processes on several hosts meet: refuse what cannot work, and tell gloo its interface if nobody has.
+    """Check the addresses of a run on several hosts, and set gloo's interface if the user has not.
 
     The interface is the one by which this host reaches rank 0's; where rank 0 is on this host, the one that has rank
-    0's address, else that of the default route, else the only one there is.
+    0's address, else that of the default route, else the only one there is. A run on one host needs none of this.
     """
     if not on_several_hosts():
         return
@@ -64,7 +64,7 @@ def _refuse_loopback(master: str) -> None:
         return
     literal = master == "localhost" or _is_loopback(master)
     if not literal and os.environ.get("GROUP_RANK", "0") == "0":
-        return  # the host of rank 0 may know itself so, as Debian's do; the others may not
+        return  # rank 0's own name may resolve to loopback on its host, as on Debian; not on the others
     meaning = "" if literal else f" (here {', '.join(found)}, by this host's /etc/hosts or name server)"
     raise ProcessError(
         f"the address of rank 0 is {master}{meaning}, which on each host means that host itself, and this run is on "
@@ -74,7 +74,7 @@ def _refuse_loopback(master: str) -> None:
 
 
 def choose_interface(master: str) -> str | None:
-    """The interface of this host that other hosts of the run can reach; None where that cannot be told."""
+    """Interface of this host that other hosts of the run can reach; None if that cannot be determined."""
     addresses = {address: name for name, address in interface_addresses().items() if not _is_loopback(address)}
     for there in (master, ELSEWHERE):
         own = _address_towards(there)
@@ -84,7 +84,7 @@ def choose_interface(master: str) -> str | None:
 
 
 def _address_towards(there: str) -> str | None:
-    """This host's IPv4 address on the way to another; connecting a datagram socket sends nothing."""
+    """IPv4 address of this host on the route to another; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((there, 9))
@@ -119,14 +119,14 @@ def _is_loopback(address: str) -> bool:
 
 
 def _interfaces() -> str:
-    """The interfaces of this host, for people."""
+    """Interfaces of this host, for error messages."""
     addresses = interface_addresses()
     names = [name for _, name in socket.if_nameindex()]
     return "this host has " + ", ".join(f"{name} {addresses[name]}" if name in addresses else name for name in names)
 
 
-def cure(text: str, world_size: int) -> str:
-    """What is wrong with an address, port or interface, and what to do, from torch's own words."""
+def connection_advice(text: str, world_size: int) -> str:
+    """Cause and connection_advice of a failed connection, found from torch's error message."""
     lowered = text.lower()
     if "eaddrinuse" in lowered or "address already in use" in lowered:
         return "the port is taken on this host: choose another one (torchrun --master-port)"
@@ -138,7 +138,7 @@ def cure(text: str, world_size: int) -> str:
     remote = re.search(r"connectFullMesh.*remote=\[([^\]]+)\]", text)
     if remote:
         return (
-            f"another process says that it listens at {remote[1]}, and this host cannot reach it there: either that "
+            f"another process listens at {remote[1]}, and this host cannot reach it there: either that "
             f"process has ended (its own message comes first), or a firewall is between, or GLOO_SOCKET_IFNAME must "
             f"name the interface of the network between the hosts ({_interfaces()})"
         )
@@ -150,10 +150,12 @@ def cure(text: str, world_size: int) -> str:
     absent = re.search(r"keys: \S*/(\d+)\b|without rank (\d+(?:, \d+)*)$", text)
     if absent:
         missing = absent[1] or absent[2]
-        return f"rank {missing} did not come in time: what it, or torchrun, says on its own host is the reason"
+        return (
+            f"rank {missing} did not connect in time: its own output, or that of torchrun on its host, has the reason"
+        )
     if "timed out" in lowered or "timeout" in lowered or "refused" in lowered or "unreachable" in lowered:
         return (
-            f"not all {world_size} processes came ({text}): is rank 0 running, can its host be reached from here, "
+            f"not all {world_size} processes connected ({text}): is rank 0 running, can its host be reached from here, "
             f"is the port open (firewall), and were all started with the same address, port and number of processes?"
         )
     return text

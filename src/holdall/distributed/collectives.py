@@ -1,7 +1,7 @@
-"""Collectives that count the bytes they send, take uneven sizes, and say which rank failed at which step.
+"""Collectives that count the bytes they send, take uneven sizes, and name the rank and step of an error.
 
-Bytes are those that this rank puts on the wire with the usual algorithms: a ring sends `2 * (W - 1) / W` of a tensor to
-reduce it, a gather sends a rank's part to the W - 1 others, an all-to-all what is not for the rank itself.
+Bytes are those that this rank sends with the usual algorithms: a ring all-reduce sends `2 * (W - 1) / W` of a tensor, a
+gather sends a rank's part to the W - 1 others, an all-to-all sends everything but the rank's own part.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdall.distributed.processes import Processes, explained
 
 @dataclass
 class Traffic:
-    """What one kind of collective has sent from this rank."""
+    """Bytes and calls of one kind of collective, sent from this rank."""
 
     bytes: int = 0
     calls: int = 0
 
 
 class Pending:
-    """A collective under way; `wait` gives its result."""
+    """Collective in progress; `wait` returns its result."""
 
     def __init__(self, finish: Callable[[], Tensor]):
         self._finish = finish
@@ -36,17 +36,17 @@ class Pending:
 
 
 class Collectives:
-    """The collectives of a run. In a world of one they copy nothing and send nothing.
+    """Collectives of a run. In a world of one they copy nothing and send nothing.
 
-    Calls of one object must come in the same order on every rank; `own_group` makes a group of processes for it alone,
-    so that its calls may come between those of another object in any order (itself a collective call).
+    Calls of one object must come in the same order on every rank. `own_group` makes a process group for this object
+    alone (a collective call), so that its calls may interleave with those of other objects in any order.
     """
 
     def __init__(self, processes: Processes, *, own_group: bool = False):
         self.processes = processes
         self.rank, self.world_size = processes.rank, processes.world_size
         self.step = 0
-        """Step under way, for errors."""
+        """Current step, for error messages."""
         self.traffic: dict[str, Traffic] = {}
         self._counted_as: str | None = None
         self._name: str | None = None
@@ -60,7 +60,7 @@ class Collectives:
 
     @contextmanager
     def counted_as(self, kind: str) -> Iterator[None]:
-        """Inside, whatever is sent is counted as of one kind."""
+        """Context in which everything sent is counted as one kind."""
         self._counted_as = kind
         try:
             yield
@@ -68,7 +68,7 @@ class Collectives:
             self._counted_as = None
 
     def count(self, kind: str, num_bytes: int) -> None:
-        """Note that this rank sends so many bytes."""
+        """Count bytes that this rank sends."""
         kind = self._counted_as or kind
         traffic = self.traffic.setdefault(kind, Traffic())
         traffic.bytes += num_bytes
@@ -86,31 +86,31 @@ class Collectives:
         return self.start_all_reduce(tensor, kind=kind).wait()
 
     def start_all_reduce(self, tensor: Tensor, *, kind: str = "all_reduce") -> Pending:
-        """`all_reduce` that goes on meanwhile; `tensor` is not to be touched until `wait`."""
+        """Asynchronous `all_reduce`; `tensor` must not be used until `wait`."""
         if self.world_size == 1:
             return Pending(lambda: tensor)
         self.count(kind, self.reduce_bytes(tensor.nbytes))
         return self._started(kind, tensor, lambda: dist.all_reduce(tensor, group=self._group, async_op=True))
 
     def reduce_bytes(self, num_bytes: int) -> int:
-        """What a rank sends to reduce a tensor of so many bytes."""
+        """Bytes that a rank sends to reduce a tensor of `num_bytes`."""
         return 2 * num_bytes * (self.world_size - 1) // self.world_size
 
     def all_to_all(
         self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None, *, kind: str = "all_to_all"
     ) -> Tensor:
-        """Rows for rank 0, then 1, ...: `send[r]` of them; gives what the others sent, in their order.
+        """Send rows to each rank: `send[r]` of them to rank r, in order; the received rows, in the order of ranks.
 
-        `receive[r]` is how many rows rank r sends here; exchanged first (a collective of its own) when None.
+        `receive[r]` is how many rows rank r sends here; if None, it is exchanged first (another collective).
         """
         return self.start_all_to_all(tensor, send, receive, kind=kind).wait()
 
     def start_all_to_all(
         self, tensor: Tensor, send: Sequence[int], receive: Sequence[int] | None = None, *, kind: str = "all_to_all"
     ) -> Pending:
-        """`all_to_all` that goes on meanwhile."""
+        """Asynchronous `all_to_all`."""
         assert len(send) == self.world_size, "one number for each rank"
-        assert sum(send) == tensor.shape[0], "send says where every row goes"
+        assert sum(send) == tensor.shape[0], "send must cover every row"
         if self.world_size == 1:
             return Pending(lambda: tensor)
         receive = self.exchange_sizes(send) if receive is None else receive
@@ -126,7 +126,7 @@ class Collectives:
         )
 
     def exchange_sizes(self, send: Sequence[int]) -> list[int]:
-        """How many rows each rank will send here, when this one sends `send[r]` to rank r."""
+        """Rows that each rank will send here, if this one sends `send[r]` to rank r."""
         if self.world_size == 1:
             return list(send)
         sent = torch.tensor(send, dtype=torch.int64, device=self.processes.device)
@@ -144,7 +144,7 @@ class Collectives:
         )
 
     def gather_sizes(self, sizes: Sequence[int]) -> list[list[int]]:
-        """The numbers of every rank, by rank."""
+        """The numbers of every rank, in the order of ranks."""
         if self.world_size == 1:
             return [list(sizes)]
         own = torch.tensor(sizes, dtype=torch.int64, device=self.processes.device)
@@ -156,9 +156,9 @@ class Collectives:
     def all_gather(
         self, tensor: Tensor, sizes: Sequence[int] | None = None, *, kind: str = "all_gather"
     ) -> list[Tensor]:
-        """What each rank passed, by rank; first dimensions may differ: `sizes`, gathered first when None.
+        """The tensors of all ranks; their first dimensions may differ: `sizes`, gathered first if None.
 
-        Parts are padded to the longest on the way; the padding is sent, and counted.
+        Tensors are padded to the longest one; the padding is sent, and counted.
         """
         if self.world_size == 1:
             return [tensor]
@@ -185,7 +185,7 @@ class Collectives:
         ).wait()
 
     def _ready(self, tensor: Tensor) -> Tensor:
-        """A tensor as the backend takes it: NCCL on the GPU of this process."""
+        """Contiguous tensor on the device of the backend: for NCCL the GPU of this process."""
         return tensor.to(self.processes.device).contiguous()
 
     def _gather_into(self, result: Tensor, own: Tensor) -> None:
@@ -203,13 +203,13 @@ class Collectives:
         def finish() -> Tensor:
             with explained(kind, self.processes, self.step):
                 work.wait()
-            del sent_until_now[:]
+            del in_flight[:]
             return result
 
-        sent_until_now = [sent]  # gloo reads it until it is done
+        in_flight = [sent]  # gloo reads it until the collective is done
         return Pending(finish)
 
 
 def share_of_mean(own: int, all_sizes: Sequence[int]) -> float:
-    """What the gradient of a mean over `own` samples counts in that of the mean over all processes' samples."""
+    """Weight of the gradient of a mean over `own` samples in that of the mean over all processes' samples."""
     return own / max(1, sum(all_sizes))

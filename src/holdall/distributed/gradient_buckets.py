@@ -1,8 +1,8 @@
-"""Dense gradients summed over processes in a few flat buckets, while the backward is still computing others.
+"""Buckets of dense gradients, summed over processes while the backward computes the remaining ones.
 
-A collective over gloo takes 2 ms however small it is, so gradients travel together; and they travel as soon as a bucket
-is full, last layers first, so that most of them are under way before the backward ends. After `finish`, the `grad` of
-every parameter is a view of its bucket: nothing is copied back.
+A collective over gloo takes 2 ms however small it is, so gradients are sent in a few flat buckets. A bucket is sent as
+soon as it is full, last layers first, so most are in flight before the backward ends. After `finish`, the `grad` of a
+parameter is a view of its bucket: nothing is copied back.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class _Bucket:
 
 
 class GradientBuckets:
-    """Sums the gradients of `parameters` over ranks, and with them `num_signals` numbers that ranks tell each other.
+    """Sums over ranks of the gradients of `parameters`, and of `num_signals` other numbers in the same messages.
 
         buckets.begin(signals)     # [num_signals] of this rank
         loss.backward()            # full buckets are sent
-        buckets.flush()            # those left are sent; other work may follow
+        buckets.flush()            # the others are sent; other work may follow
         sums = buckets.finish()    # signals summed over ranks; gradients are in place
 
-    Scale the loss so that the sum over ranks is what is wanted. A parameter without a gradient on this rank counts as
-    zero, so a rank without samples skips the backward. Buckets are sent in one order on all ranks: a full one waits
-    for those before it.
+    The caller scales the loss so that the sum over ranks is the wanted gradient. A parameter without a gradient on this
+    rank counts as zero, so a rank without samples skips the backward. All ranks send buckets in the same order: a full
+    one waits for those before it.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GradientBuckets:
         return arrived
 
     def begin(self, signals: Tensor | None = None) -> None:
-        """Before the backward of a step."""
+        """Start a step; call it before the backward."""
         self._active, self._next = True, 0
         for bucket in self._buckets:
             bucket.arrived.clear()
@@ -103,7 +103,7 @@ class GradientBuckets:
         self._next += 1
 
     def flush(self) -> None:
-        """After the backward: send what is left, zeros where there was no gradient."""
+        """Send the remaining buckets after the backward, with zeros for parameters without a gradient."""
         self._active = False
         while self._next < len(self._buckets):
             bucket = self._buckets[self._next]
@@ -113,7 +113,7 @@ class GradientBuckets:
             self._send()
 
     def finish(self) -> Tensor:
-        """Wait for all sums and put them in place; the summed signals."""
+        """Wait for all sums, set the gradients, and return the summed signals."""
         for bucket in self._buckets:
             assert bucket.pending is not None, "flush comes first"
             bucket.pending.wait()
@@ -124,17 +124,17 @@ class GradientBuckets:
 
 
 def _grouped(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Neighbours of one type and device, up to `bucket_bytes` together."""
+    """Groups of consecutive parameters of one type and device, of up to `bucket_bytes`."""
     groups: list[list[nn.Parameter]] = []
-    room = 0
+    free = 0
     for parameter in parameters:
         last = groups[-1][-1] if groups else None
         fits = last is not None and (last.dtype, last.device) == (parameter.dtype, parameter.device)
-        if not fits or parameter.nbytes > room:
+        if not fits or parameter.nbytes > free:
             groups.append([])
-            room = bucket_bytes
+            free = bucket_bytes
         groups[-1].append(parameter)
-        room -= parameter.nbytes
+        free -= parameter.nbytes
     return groups
 
 

@@ -1,8 +1,8 @@
-"""The processes of a run: who they are, that they were told the same, and who speaks for them.
+"""Processes of a run: rank, process group, control messages and logs.
 
-`torchrun` starts W processes and tells each its rank; a process without it is a world of one, with no group and no
-traffic. What is said between processes here is JSON over a gloo group of its own (a few hundred bytes): whatever the
-device of the run is, nothing is pickled.
+`torchrun` starts W processes and sets the rank of each. A process without it is a world of one, with no group and no
+traffic. Control messages are JSON (a few hundred bytes) over a gloo group of their own, whatever the device of the run:
+nothing is pickled.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import torch
 import torch.distributed as dist
 
 from holdall.common.errors import ConfigError, HoldallError, ProcessError
-from holdall.distributed.addresses import cure, prepare_addresses
+from holdall.distributed.addresses import connection_advice, prepare_addresses
 from holdall.distributed.rendezvous import rendezvous
 
 Result = TypeVar("Result")
 
-PATIENCE = 12
-"""How many timeouts the others wait while rank 0 writes a checkpoint: an hour by default."""
+CONTROL_TIMEOUTS = 12
+"""Timeouts that a control message may take, since the others wait while rank 0 writes a checkpoint: an hour by
+default."""
 START_SECONDS = 60.0
-"""How long processes wait for each other at the start, at least: they import for seconds, and not all at once."""
+"""Least seconds that processes wait for each other at the start: imports take seconds, more on some than on others."""
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -38,12 +39,12 @@ CPU = torch.device("cpu")
 
 
 class PeerError(ProcessError):
-    """What another rank failed of, and reports: this rank ends with it, and need not say so again."""
+    """Error of another rank, which reports it: this rank ends too, without a report of its own."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the run."""
+    """Rank of this process, and its connection to the other processes of the run."""
 
     rank: int = 0
     world_size: int = 1
@@ -51,32 +52,32 @@ class Processes:
     timeout: float = 300.0
     """Seconds that a collective may take."""
     groups: dict[str, dist.ProcessGroup] = field(default_factory=dict, compare=False, repr=False)
-    """Groups beside the default one, held here alone: `joined` lets go of them, which ends their threads. One that
-    outlived that would still free tensors while the interpreter ends, which aborts the process."""
+    """Groups beside the default one. No other object may refer to them: `process_group` drops them at its end, which
+    ends their threads. A group that lived longer would free tensors while the interpreter exits, which aborts it."""
     position: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
-    """`step`, once training has begun: where errors say that they happened."""
+    """`step` of training, for error messages."""
 
     @property
     def control(self) -> dist.ProcessGroup | None:
-        """What JSON goes over; None in a world of one."""
+        """Group of control messages; None in a world of one."""
         return self.groups.get("control")
 
-    def new_group(self, *, backend: str | None = None, patience: int = 1) -> dist.ProcessGroup:
-        """Another group of all processes, whose collectives may take `patience` timeouts; all must call it.
+    def new_group(self, *, backend: str | None = None, timeouts: int = 1) -> dist.ProcessGroup:
+        """New group of all processes, whose collectives may take `timeouts` timeouts. A collective call.
 
-        torch would let those of a group wait for half an hour, whatever the default group was told.
+        torch's own timeout of a new group is half an hour, whatever that of the default group.
         """
-        with explained("a new group", self, patience=patience):
-            limit = datetime.timedelta(seconds=self.timeout * patience)
+        with explained("a new group", self, timeouts=timeouts):
+            limit = datetime.timedelta(seconds=self.timeout * timeouts)
             return dist.new_group(backend=backend, timeout=limit)
 
     def gather(self, document: Any) -> list[Any]:
-        """What each rank passed, by rank, on all of them; it must be JSON."""
+        """The documents of all ranks, in the order of ranks; each must be JSON. A collective call."""
         if self.world_size == 1:
             return [document]
         payload = _to_bytes(document)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        with explained("gather", self, patience=PATIENCE):
+        with explained("gather", self, timeouts=CONTROL_TIMEOUTS):
             dist.all_gather(sizes, torch.tensor([payload.numel()]), group=self.control)
             longest = max(int(size) for size in sizes)
             parts = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
@@ -84,18 +85,18 @@ class Processes:
             dist.all_gather(parts, padded, group=self.control)
         return [_from_bytes(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
-    def first(self, task: Callable[[], Result]) -> Result:
-        """Let rank 0 do what one must do alone, and give its result, which must be JSON, to all ranks.
+    def on_rank_zero(self, task: Callable[[], Result]) -> Result:
+        """Run a task on rank 0 only, and return its result, which must be JSON, on all ranks. A collective call.
 
         The others wait. An error on rank 0 is raised there, and as `PeerError` on the others.
         """
         if self.world_size == 1:
             return task()
         if self.rank != 0:
-            said = self._broadcast(None)
-            if "error" in said:
-                raise PeerError(f"rank 0: {said['error']}")
-            return said["result"]
+            reply = self._broadcast(None)
+            if "error" in reply:
+                raise PeerError(f"rank 0: {reply['error']}")
+            return reply["result"]
         try:
             result = task()
         except (HoldallError, OSError) as error:
@@ -107,7 +108,7 @@ class Processes:
     def _broadcast(self, document: Any) -> Any:
         payload = _to_bytes(document)
         size = torch.tensor([payload.numel()])
-        with explained("broadcast", self, patience=PATIENCE):
+        with explained("broadcast", self, timeouts=CONTROL_TIMEOUTS):
             dist.broadcast(size, 0, group=self.control)
             if self.rank != 0:
                 payload = torch.empty(int(size), dtype=torch.uint8)
@@ -115,7 +116,7 @@ class Processes:
         return _from_bytes(payload)
 
     def agree(self, fields: Mapping[str, Any]) -> None:
-        """Refuse, on every rank, when the fields of some rank are not those of rank 0."""
+        """Raise on every rank if the fields of some rank differ from those of rank 0. A collective call."""
         given = self.gather(dict(fields))
         for rank, theirs in enumerate(given):
             for name in fields:
@@ -131,8 +132,8 @@ class Processes:
 SINGLE_PROCESS = Processes()
 
 
-def in_group() -> Processes:
-    """This process in the default group of `torch.distributed`, which someone else has started; alone without one."""
+def default_processes() -> Processes:
+    """Processes of the existing default group of `torch.distributed`; a single process without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return SINGLE_PROCESS
     gpu = dist.get_backend() == "nccl"
@@ -142,9 +143,9 @@ def in_group() -> Processes:
 
 @contextmanager
 def process_group(device: torch.device, timeout: float = 300.0) -> Iterator[Processes]:
-    """The processes that torchrun started, joined for the time of the block: gloo on CPUs, NCCL on GPUs.
+    """Context with the process group of the processes that torchrun started: gloo on CPUs, NCCL on GPUs.
 
-    A group that is there already is used, and left. In a world of one there is none.
+    An existing default group is used, and not destroyed. In a world of one there is none.
     """
     found = dist.is_available() and dist.is_initialized()
     rank, world_size, local_rank = (
@@ -160,12 +161,12 @@ def process_group(device: torch.device, timeout: float = 300.0) -> Iterator[Proc
         _start("nccl" if device.type == "cuda" else "gloo", rank, world_size, limit)
     processes = Processes(rank, world_size, device, timeout)
     try:
-        with _meeting(rank, world_size):  # connects every process with every other
-            processes.groups["control"] = dist.new_group(backend="gloo", timeout=limit * PATIENCE)
+        with _connecting(rank, world_size):  # connects every process with every other
+            processes.groups["control"] = dist.new_group(backend="gloo", timeout=limit * CONTROL_TIMEOUTS)
         yield processes
     except BaseException:
         processes.groups.clear()
-        # The others are still in a collective: NCCL would wait for them here. The end of the process closes gloo.
+        # The others are still in a collective, and NCCL would wait for them here. Exiting closes gloo's connections.
         if not found and device.type != "cuda" and dist.is_initialized():
             dist.destroy_process_group()
         raise
@@ -175,7 +176,7 @@ def process_group(device: torch.device, timeout: float = 300.0) -> Iterator[Proc
 
 
 def _start(backend: str, rank: int, world_size: int, limit: datetime.timedelta) -> None:
-    with _meeting(rank, world_size):
+    with _connecting(rank, world_size):
         socket.getaddrinfo(os.environ["MASTER_ADDR"], None)  # torch would try until the timeout
         prepare_addresses()
         at_start = max(limit, datetime.timedelta(seconds=START_SECONDS))
@@ -185,8 +186,8 @@ def _start(backend: str, rank: int, world_size: int, limit: datetime.timedelta) 
 
 
 @contextmanager
-def _meeting(rank: int, world_size: int) -> Iterator[None]:
-    """Say in a sentence why this process cannot meet the others."""
+def _connecting(rank: int, world_size: int) -> Iterator[None]:
+    """Raise errors of connecting as `ProcessError` with advice."""
     try:
         yield
     except ProcessError:
@@ -194,11 +195,13 @@ def _meeting(rank: int, world_size: int) -> Iterator[None]:
     except (RuntimeError, ValueError, OSError) as error:
         where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
         text = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ProcessError(f"rank {rank} cannot join the others at {where}: {cure(text, world_size)}") from error
+        raise ProcessError(
+            f"rank {rank} cannot join the others at {where}: {connection_advice(text, world_size)}"
+        ) from error
 
 
 def _environment() -> tuple[int, int, int]:
-    """Rank, world size and local rank, as torchrun says."""
+    """Rank, world size and local rank, as set by torchrun."""
     if int(_number("WORLD_SIZE", "1")) == 1:
         return 0, 1, 0
     missing = [name for name in VARIABLES if not os.environ.get(name)]
@@ -219,7 +222,7 @@ def _number(name: str, default: str) -> int:
 
 def _own_gpu(device: torch.device, rank: int, local_rank: int) -> torch.device:
     if device.index is not None:
-        raise ConfigError(f"--device {device} is one GPU for all processes: say --device cuda, and each takes its own")
+        raise ConfigError(f"--device {device} is one GPU for all processes: use --device cuda, and each takes its own")
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"rank {rank} is process {local_rank} of its host, which has {torch.cuda.device_count()} GPUs: start fewer "
@@ -230,8 +233,8 @@ def _own_gpu(device: torch.device, rank: int, local_rank: int) -> torch.device:
 
 
 @contextmanager
-def explained(what: str, processes: Processes, step: int | None = None, *, patience: int = 1) -> Iterator[None]:
-    """Say which rank, at which step, could not finish a collective, which may take `patience` timeouts, and why."""
+def explained(what: str, processes: Processes, step: int | None = None, *, timeouts: int = 1) -> Iterator[None]:
+    """Raise errors of a collective, which may take `timeouts` timeouts, as `ProcessError` that names rank and step."""
     try:
         yield
     except RuntimeError as error:
@@ -240,20 +243,20 @@ def explained(what: str, processes: Processes, step: int | None = None, *, patie
         text = str(error).splitlines()[0]
         if re.search("time", text, re.IGNORECASE) and re.search("out", text, re.IGNORECASE):
             raise ProcessError(
-                f"{where}: {what} waited {processes.timeout * patience:g} s or more for the other processes: one hangs "
-                f"or is much slower; the last lines of the rank-*.log files say where, --timeout waits longer"
+                f"{where}: {what} waited {processes.timeout * timeouts:g} s or more for the other processes: one hangs "
+                f"or is much slower; the last lines of the rank-*.log files show where, --timeout waits longer"
             ) from error
         if re.search("connection|peer|closed|reset|aborted", text, re.IGNORECASE):
             raise ProcessError(
-                f"{where}: {what} lost another process, which has ended: its rank-*.log says why"
+                f"{where}: {what} lost another process, which has ended: its rank-*.log has the reason"
             ) from error
         raise ProcessError(f"{where}: {what} failed ({text})") from error
 
 
 class RankLog:
-    """`rank-N.log` of a run folder: lines with the time, written at once. `None` for a folder keeps nothing.
+    """Log `rank-N.log` of a run folder: lines with the time, flushed at once. Without a folder nothing is written.
 
-    What cannot be written, as on a full disk, is left out: it must not hide the error that it tells of.
+    Errors of writing, as on a full disk, are ignored: they must not hide the error that is logged.
     """
 
     def __init__(self, folder: Path | None, rank: int):
@@ -271,7 +274,7 @@ class RankLog:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Write down what ends the block, and close."""
+        """Log the error that ends the block, and close the file."""
         try:
             yield
         except BaseException as error:

@@ -1,10 +1,10 @@
-"""The first thing processes do: meet in the store that torchrun keeps, and leave what is left of others behind.
+"""Rendezvous of the processes in torchrun's store that ignores keys left by an earlier restart.
 
-When torchrun starts all processes again, its store still holds what those before have said, such as the addresses of
-processes that are dead. torch would read them and fail, or wait, as it happens. So the processes agree on a part of the
-store that is theirs alone: rank 0 draws its name, and every other process draws a token and shows it there; a process
-knows that a name is not an old one when rank 0's answer holds its token. The number of restarts that torchrun counts
-may differ from host to host, so it cannot be that name.
+When torchrun restarts all processes, its store still has the keys of the processes before, such as the addresses of
+processes that are dead. torch would read them and fail, or wait. So the processes agree on a key prefix of their own:
+rank 0 publishes a random one, and every other rank writes a random token under it. When all tokens are there, rank 0
+writes the list of them; a rank that finds its token in that list knows that the prefix is not an old one. The number
+of restarts that torchrun counts cannot be the prefix: it may differ from host to host.
 """
 
 from __future__ import annotations
@@ -17,44 +17,47 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-PLACE = "holdall/place"
+PREFIX_KEY = "holdall/prefix"
+"""Key of the newest prefix."""
 
 
 def rendezvous(store: dist.Store, rank: int, world_size: int, limit: datetime.timedelta) -> dist.Store:
-    """The part of `store` for these processes; returns when all have come, and raises TimeoutError naming the missing.
+    """`store` under the prefix of these processes, once all are there; else a TimeoutError that names the missing.
 
-    Every process sends a few hundred bytes, and asks up to 50 times a second.
+    Every process sends a few hundred bytes, and polls up to 50 times a second.
     """
     token = uuid.uuid4().hex
-    place = _invite(store, token, world_size, limit) if rank == 0 else _come(store, token, rank, limit)
-    return dist.PrefixStore(place, store)
+    if rank == 0:
+        prefix = _publish_prefix(store, f"holdall/{token}", world_size, limit)
+    else:
+        prefix = _find_prefix(store, token, rank, limit)
+    return dist.PrefixStore(prefix, store)
 
 
-def _invite(store: dist.Store, name: str, world_size: int, limit: datetime.timedelta) -> str:
-    """Rank 0's part: name a place, and answer when all others are there."""
-    place = f"holdall/{name}"
-    store.set(PLACE, place)
-    others = {rank: f"{place}/{rank}" for rank in range(1, world_size)}
+def _publish_prefix(store: dist.Store, prefix: str, world_size: int, limit: datetime.timedelta) -> str:
+    """Publish the prefix, as rank 0, and confirm the tokens of all other ranks."""
+    store.set(PREFIX_KEY, prefix)
+    tokens = {rank: f"{prefix}/{rank}" for rank in range(1, world_size)}
     for _ in _polls(limit):
-        if store.check(list(others.values())):
-            store.set(f"{place}/all", json.dumps([store.get(key).decode() for key in others.values()]))
-            return place
-    missing = [str(rank) for rank, key in others.items() if not store.check([key])]
+        if store.check(list(tokens.values())):
+            store.set(f"{prefix}/all", json.dumps([store.get(key).decode() for key in tokens.values()]))
+            return prefix
+    missing = [str(rank) for rank, key in tokens.items() if not store.check([key])]
     raise TimeoutError(f"timed out after {limit.total_seconds():g} s without rank {', '.join(missing)}")
 
 
-def _come(store: dist.Store, token: str, rank: int, limit: datetime.timedelta) -> str:
-    """What the others do: show a token at the newest place, until rank 0's answer has it."""
-    shown_at = None
+def _find_prefix(store: dist.Store, token: str, rank: int, limit: datetime.timedelta) -> str:
+    """Write this rank's token under the newest prefix, until rank 0 confirms it."""
+    written_under = None
     for _ in _polls(limit):
-        if not store.check([PLACE]):
+        if not store.check([PREFIX_KEY]):
             continue
-        place = store.get(PLACE).decode()
-        if place != shown_at:
-            store.set(f"{place}/{rank}", token)
-            shown_at = place
-        if store.check([f"{place}/all"]) and token in json.loads(store.get(f"{place}/all")):
-            return place
+        prefix = store.get(PREFIX_KEY).decode()
+        if prefix != written_under:
+            store.set(f"{prefix}/{rank}", token)
+            written_under = prefix
+        if store.check([f"{prefix}/all"]) and token in json.loads(store.get(f"{prefix}/all")):
+            return prefix
     raise TimeoutError(f"timed out after {limit.total_seconds():g} s without rank 0, or another one it waits for")
 
 

@@ -1,7 +1,7 @@
-"""Gradients of table rows, exchanged so that every rank holds those of the global batch.
+"""Exchange of the gradients of table rows: every rank gets those of the global batch.
 
-Each rank first sums its own by row. Then every rank gathers `(row, gradient)` of the rows that others touched; or,
-where that is more bytes, the gradient of the whole storage is reduced, with a column that says what was touched.
+Each rank first sums its own by row. Then every rank gathers `(row, gradient)` of the rows that others touched. Where
+that is more bytes, the gradient of the whole storage is all-reduced, with a column that marks touched rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from holdall.distributed.collectives import Collectives
 from holdall.kernels.row_gradient import RowGradient, sum_by_row
 from holdall.optim.row_groups import RowGroup
 
-Way = Literal["auto", "all-reduce", "gather"]
-"""How gradients are summed over ranks: of all rows, of those that were touched, or what sends fewer bytes."""
+RowReduction = Literal["auto", "all-reduce", "gather"]
+"""Sum of gradients over ranks: all rows by all-reduce, touched rows by gather, or the one that sends fewer bytes."""
 
 
 def exchange_row_gradients(groups: Sequence[RowGroup], collectives: Collectives) -> None:
-    """Replace the gradient of each group by that of all ranks, the same bits on each. Collective.
+    """Replace the gradient of each group by the sum over ranks, the same bits on each. A collective call.
 
     A group with U touched rows on the rank that touches most costs `(W - 1) * U * (4 + 4 * dim)` bytes, or
     `2 * (W - 1) / W * R * 4 * (dim + 1)` where that is less; all groups share one message of sizes.
@@ -42,18 +42,18 @@ def sum_over_ranks(
     counts: Sequence[int],
     num_rows: int,
     collectives: Collectives,
-    way: Way = "auto",
+    reduction: RowReduction = "auto",
     kind: str | None = None,
 ) -> RowGradient:
-    """The gradients of all ranks for rows 0 to `num_rows`, from the distinct `ids` [U] of each and their `sums` [U, d].
+    """Gradients of all ranks for rows 0 to `num_rows`, from the distinct `ids` [U] of each and their `sums` [U, d].
 
-    `counts[r]` is how many rank r touched. Gathered ones come in the order of ranks, a row once for each that touched
-    it. Bytes are counted as `kind`; as `all_gather` or `all_reduce` when None.
+    `counts[r]` is how many rows rank r touched. Gathered ones come in the order of ranks, a row once per rank that
+    touched it. Bytes are counted as `kind`; as `all_gather` or `all_reduce` when None.
     """
     dim, width = sums.shape[1], 4 if num_rows < 2**31 else 8
     gathered = (collectives.world_size - 1) * max(counts) * (width + dim * sums.element_size())
     reduced = collectives.reduce_bytes(num_rows * (dim + 1) * sums.element_size())
-    if way == "gather" or (way == "auto" and gathered <= reduced):
+    if reduction == "gather" or (reduction == "auto" and gathered <= reduced):
         return _gathered(ids, sums, counts, width, collectives, kind or "all_gather")
     return _reduced(num_rows, ids, sums, collectives, kind or "all_reduce")
 
@@ -74,13 +74,11 @@ def _summed(group: RowGroup) -> tuple[Tensor, Tensor]:
 def _gathered(
     ids: Tensor, sums: Tensor, counts: Sequence[int], width: int, collectives: Collectives, kind: str
 ) -> RowGradient:
-    """Rows of all ranks, in the order of ranks; a number and its gradient travel as the bytes of one row."""
+    """Rows of all ranks, in the order of ranks; a row number and its gradient are sent as the bytes of one row."""
     numbers = ids.to(_numbers(width))[:, None].view(torch.uint8)
     rows = torch.cat([numbers, sums.contiguous().view(torch.uint8)], dim=1)
-    everything = torch.cat(collectives.all_gather(rows, counts, kind=kind))
-    numbers, values = (
-        part.clone(memory_format=torch.contiguous_format) for part in everything.tensor_split([width], 1)
-    )
+    gathered = torch.cat(collectives.all_gather(rows, counts, kind=kind))
+    numbers, values = (part.clone(memory_format=torch.contiguous_format) for part in gathered.tensor_split([width], 1))
     return RowGradient(numbers.view(_numbers(width))[:, 0].long(), values.view(sums.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Whether all processes of a run see one folder: those on other hosts do only where a file system is shared."""
+"""Check that all processes of a run see the same folder, which on several hosts needs a shared file system."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from pathlib import Path
 from holdall.common.errors import ProcessError
 from holdall.distributed.processes import PeerError, Processes
 
-PATIENCE = 15.0
-"""Seconds in which a new file must be seen everywhere: network file systems show it late."""
+VISIBLE_SECONDS = 15.0
+"""Seconds until a new file must be visible to all processes: network file systems show it late."""
 
 
-def check_shared(folder: Path, processes: Processes, patience: float = PATIENCE) -> None:
-    """Refuse, on every rank, a folder that is not the same one on all of them.
+def check_shared(folder: Path, processes: Processes, timeout: float = VISIBLE_SECONDS) -> None:
+    """Raise on every rank if the folder is not the same one on all of them. A collective call.
 
-    Rank 0 leaves an empty file of a random name there, which the others must see; then it is gone again.
+    Rank 0 makes an empty file with a random name, which the others must see, and removes it.
     """
     if processes.world_size == 1:
         return
 
-    def leave() -> str:
+    def make_file() -> str:
         folder.mkdir(parents=True, exist_ok=True)
         name = f".seen-by-all-{secrets.token_hex(8)}"
         (folder / name).touch()
         return name
 
-    name = processes.first(leave)
-    seen = processes.rank == 0 or _appears(folder, name, patience)
+    name = processes.on_rank_zero(make_file)
+    seen = processes.rank == 0 or _appears(folder, name, timeout)
     found = processes.gather({"seen": seen, "where": f"{folder.absolute()} on {socket.gethostname()}"})
     missing = [rank for rank, one in enumerate(found) if not one["seen"]]
     if processes.rank == 0:
         (folder / name).unlink(missing_ok=True)
         if missing:
             with suppress(OSError):
-                folder.rmdir()  # unless it was there before, with something in it
+                folder.rmdir()  # fails if it has other files
     if missing:
         kind = ProcessError if processes.rank == 0 else PeerError
         raise kind(
@@ -47,8 +47,8 @@ def check_shared(folder: Path, processes: Processes, patience: float = PATIENCE)
         )
 
 
-def _appears(folder: Path, name: str, patience: float) -> bool:
-    end = time.monotonic() + patience
+def _appears(folder: Path, name: str, timeout: float) -> bool:
+    end = time.monotonic() + timeout
     while True:
         with suppress(OSError):
             if name in os.listdir(folder):  # reading the folder makes NFS ask its server again

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives, share_of_mean
-from holdall.distributed.row_exchange import Way, sum_over_ranks
+from holdall.distributed.row_exchange import RowReduction, sum_over_ranks
 from holdall.distributed.sharded_tensor import ShardedTensor
 from holdall.distributed.shards import Shards, hot_rows_of, owned_rows
 from holdall.embedding.dense_pack import DensePack
@@ -89,7 +89,7 @@ class TwoFoldPack(DensePack):
         self.num_hot = sum(self.hot_rows.values())
         self.dim, self.dtype = host.storage.shape[1], host.storage.dtype
         self.vector_dtype = host.vector_dtype
-        self.hot_way: Way = "auto"
+        self.hot_way: RowReduction = "auto"
         self.collects, self.gradients = False, []
         self.slots: dict[str, Tensor] = {}
         self.far_slots: dict[str, HostRows] = {}

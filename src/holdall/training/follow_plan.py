@@ -31,7 +31,7 @@ def follow(
     """
     assert config.placement.plan is not None
     copy = out / PLAN_FILE
-    processes.first(lambda: _keep_copy(config, schema, copy, resume, processes.world_size))
+    processes.on_rank_zero(lambda: _keep_copy(config, schema, copy, resume, processes.world_size))
     plan = Plan.load(copy)
     return config.replace(**_settings(config, plan), plan=str(copy)), plan
 

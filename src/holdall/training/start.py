@@ -32,7 +32,7 @@ def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite:
         if not resume and not _was_refused(out):
             refuse_existing(out, overwrite=overwrite, what="run folder")
 
-    processes.first(check_free)
+    processes.on_rank_zero(check_free)
     if processes.world_size == 1:
         yield None
         return
@@ -77,5 +77,5 @@ def open_run_log(
         schema.save(out)
         opened.append(RunLog.create(out, {"data": str(data.resolve()), "train": config.to_json()}))
 
-    processes.first(open_log)
+    processes.on_rank_zero(open_log)
     return opened[0] if opened else None

@@ -245,7 +245,7 @@ class Trainer:
         self._read_losses()
         with self.strategy.evaluation() as share:
             metrics = self.validation.measure(self.model, share)
-        metrics = self.processes.first(lambda: metrics)  # all ranks decide by the same bits
+        metrics = self.processes.on_rank_zero(lambda: metrics)  # all ranks decide by the same bits
         self._write("valid", epoch=self.epoch, **metrics)
         if self.validation.record(metrics):
             self.save(BEST, keep=1, waits=False)
@@ -341,7 +341,7 @@ class Trainer:
 
         The `resume` of rank 0 decides.
         """
-        resumes = self.processes.first(lambda: resume and (self.out / RUN_FILE).exists())
+        resumes = self.processes.on_rank_zero(lambda: resume and (self.out / RUN_FILE).exists())
         path = checkpoint.latest_sound(self.out / CHECKPOINTS, self.processes) if resumes else None
         self.processes.agree({"the checkpoint to resume from": None if path is None else path.name})
         if resumes:

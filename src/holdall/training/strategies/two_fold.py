@@ -68,7 +68,7 @@ class TwoFoldStrategy(ProcessStrategy):
         self.cut = self._choose_cut(model, packed, row_bytes)
         limits = ranked_rows(self.data.schema)
         chosen = {name: min(rows, limits.get(name, rows)) for name, rows in self.cut.hot_rows.items()}
-        return self.processes.first(lambda: chosen)  # hosts may have files of their own
+        return self.processes.on_rank_zero(lambda: chosen)  # hosts may have files of their own
 
     def _choose_cut(self, model: Model, packed: set[str], row_bytes: int) -> Cut:
         """The hot rows with which the exchange of a step is shortest."""
