@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from holdall.common.errors import CheckpointError, ConfigError
+from holdall.embedding.lookup_plan import LookupPlan
 from holdall.models.model import Model
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
@@ -69,6 +70,24 @@ def test_a_model_can_be_called_without_fetching() -> None:
         expected = model(batch)
         place(model, HOT, "cpu")
         assert torch.equal(model(batch), expected)
+
+
+def test_kernels_read_the_storage_that_holds_the_fetched_rows() -> None:
+    """Rows of a lookup without a working set may need larger staging buffers, and with them another storage."""
+    model = build()
+    expected = {name: model.bags.table(name).materialize() for name in ROWS}
+    (pack,) = place(model, dict.fromkeys(ROWS, 0), "cpu").packs
+    tables = {name: model.bags.table(name) for name in ROWS}
+    plan = LookupPlan(list(ROWS), tables, [pack], fused=True)
+    old = pack.storage
+    batch = next(batches(1, size=256))
+    with torch.no_grad():
+        found = plan.packed_rows(batch.ids)
+    assert found is not None
+    storage, rows = found
+    assert storage.shape[0] > old.shape[0]
+    for column, (name, weight) in enumerate(expected.items()):
+        assert torch.equal(storage[rows[:, column]], weight[batch.ids.values[column].long()]), name
 
 
 def test_compressed_tables_stay_whole() -> None:

@@ -187,7 +187,8 @@ class LookupPlan:
             return mixed.row_numbers(ids.values, self.packs[0].storage.dtype)
         pack = route.only_pack.pack
         pack.repack()
-        return pack.storage, pack.row_numbers(pack.locate(ids.values.t(), route.only_pack.names))
+        rows = pack.row_numbers(pack.locate(ids.values.t(), route.only_pack.names))
+        return pack.storage, rows  # in this order: a tiered pack that fetches rows may replace its storage
 
     def reads_packed_rows(self, ids: Ids) -> bool:
         """Whether one-hot ids look up rows of one storage only, which Triton kernels read, beside those they make."""
