@@ -1,1 +1,1 @@
-"""The training loop and what it stands on."""
+"""The training loop, its settings, logs and checkpoints, and the strategies of table storage."""

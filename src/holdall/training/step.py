@@ -47,7 +47,7 @@ class TrainStep:
         self.processes, self.device = strategy.processes, strategy.device
         self.schedule = config.schedule.build()
         self.stop_requested = Interrupt()
-        """Set in the same step on all ranks, when one of them was asked to stop."""
+        """Set on all ranks in the same step, after one of them got a signal to stop."""
         self._refuse = refuse
         self._score = torch.compile(strategy.model.score) if config.device.compile else strategy.model.score
         self.graph = self._make_graph()
@@ -60,8 +60,8 @@ class TrainStep:
     def run(self, step: int, place: str, batch: Batch, moved: Batch, num_samples: int, *, stop: bool) -> float | None:
         """Update the model with a batch; `moved` is its copy on the device, `num_samples` the size of the global batch.
 
-        Returns the loss of the global batch; None where it is read later. `stop` is set when this process was asked to
-        stop. `place` names the step in errors.
+        Returns the loss of the global batch; None where it is read later. `stop` requests the end of the run on all
+        ranks. `place` names the step in errors.
         """
         if self.graph is not None and self.strategy.is_capturable and self._takes_graph(moved):
             self.strategy.stages.pause()
@@ -185,7 +185,7 @@ class TrainStep:
         if self.device.type != "cuda":
             why_not = f"the device is {self.device}"
         elif self.processes.world_size > 1:
-            why_not = "processes meet in every step"
+            why_not = "processes exchange gradients in every step"
         elif self.strategy.kind.looks_up_on_host:
             why_not = f"--strategy {self.strategy.kind.name} looks tables up on the host"
         if why_not is None:

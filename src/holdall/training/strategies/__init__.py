@@ -1,1 +1,1 @@
-"""Where tables live while training: one file per strategy."""
+"""Strategies of storing tables and fetching their rows while training, one file each."""

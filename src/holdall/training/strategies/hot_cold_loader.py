@@ -79,7 +79,7 @@ class HotColdLoader:
     """Loader of the hot and the cold batches of a split; each sample is used exactly once an epoch.
 
     The samples of a kind, in file order, are rotated to a starting point drawn for the epoch and cut into blocks of
-    `batch_size`, which are shuffled: what `Loader` does with `blocks`, for two lists. Hot batches are full: the hot
+    `batch_size`, which are shuffled, as `Loader` does with `blocks`. Hot batches are full: the hot
     samples that are left over are added to the cold ones, so that an epoch has as many batches, and as few short ones,
     as without hot batches. (Fewer hot samples than a batch are one short batch.) Batches are copies, since the samples
     of a kind are not contiguous. With several processes each gets its share of every batch, as from `Loader`.

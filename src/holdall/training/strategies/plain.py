@@ -1,6 +1,6 @@
 """`plain`: all tables on the device of one process.
 
-One process trains like this under the strategies that shard or merge tables too: it has nobody to share them with.
+One process trains like this under the strategies that shard or merge tables too, since there is no other.
 """
 
 from __future__ import annotations
