@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import holdall
+from holdall import cli
 from holdall.data.synthetic import preset, write_tsv
 from tests import pages
 
@@ -139,3 +142,53 @@ def test_messages_that_a_page_explains_are_those_of_the_code() -> None:
     variable = r"\blocalhost\b|\blo\b|\b\d[\d.]*\b|\.\.\."
     missing = [part for message in messages for part in re.split(variable, message) if part not in code]
     assert missing == []
+
+
+OTHER_FLAGS = {
+    "torchrun": "nproc-per-node nnodes node-rank max-restarts master-addr master-port local-addr "
+    "rdzv-backend rdzv-endpoint rdzv-id rdzv-conf",
+    "sbatch": "nodes gpus-per-node",
+    "pip": "no-deps",
+    "benchmarks": "list data source criteo avazu help",
+    "mkdocs": "strict",
+    "of 0.1.0, which the changelog names": "consistency",
+}
+"""Flags in pages that are not those of `holdall`, by program."""
+
+
+def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    known = {flag for flags in OTHER_FLAGS.values() for flag in flags.split()}
+    for command in cli.COMMANDS:
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        known |= set(re.findall(r"--([a-z][a-z0-9-]*)", capsys.readouterr().out))
+    for page in pages.PAGES:
+        code = "\n".join(re.findall(r"`[^`\n]+`|^```.*?^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M))
+        unknown = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]*)", code)) - known
+        assert unknown == set(), page.name
+
+
+def test_every_method_and_extra_is_described() -> None:
+    table = (DOCS / "compressed-tables.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)\(", table, flags=re.M)) == {kind.__name__ for kind in holdall.METHODS.values()}
+    started = (DOCS / "getting-started.md").read_text(encoding="utf-8")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"^\| `(\w+)` \|", started, flags=re.M)) == extras.keys() - {"dev", "docs"}
+
+
+def test_drawings_are_those_of_their_script() -> None:
+    script = runpy.run_path(str(ROOT / "tools" / "drawing.py"))
+    for theme in script["PALETTES"]:
+        drawn = (DOCS / "images" / f"way-of-the-data-{theme}.svg").read_text(encoding="utf-8")
+        assert drawn == script["way_of_the_data"](theme)
+
+
+OLD_WORDS = r"\b(rooms?|far rows?|near rows?|dealt|take home|goes on|at hand|begun|beginnings)\b"
+"""Words of an earlier dialect, for which the field has others: CONTRIBUTING.md, Words."""
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_field(page: Path) -> None:
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    assert re.findall(OLD_WORDS, text, flags=re.I) == []
