@@ -1,12 +1,4 @@
-"""Settings of a training run, in parts. Each setting is a flag of `holdall train` and a key of run.json.
-
-Python code gives settings by name, without their parts, or builds the parts itself:
-
-    config = TrainConfig.of(epochs=2, strategy="split", hot_bytes="256MB")
-    longer = config.replace(epochs=3)
-    config == TrainConfig(epochs=2, placement=PlacementSettings(strategy="split", hot_bytes="256MB"))
-    config.placement.hot_bytes
-"""
+"""Settings of a training run, in parts. Each setting is a flag of `holdall train` and a key of run.json."""
 
 from __future__ import annotations
 
@@ -40,7 +32,14 @@ from holdall.training.config_parts import (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Settings):
-    """Settings of a training run."""
+    """Settings of a training run.
+
+    Settings are given by name, or in their parts:
+
+        config = TrainConfig.of(epochs=2, strategy="split", hot_bytes="256MB")
+        config == TrainConfig(epochs=2, placement=PlacementSettings(strategy="split", hot_bytes="256MB"))
+        config.replace(epochs=3).placement.hot_bytes
+    """
 
     REMOVED: ClassVar[dict[str, Any]] = {"consistency": "exact"}
     """Settings of earlier versions, with the one value that files may still have."""
