@@ -25,7 +25,7 @@ from holdall.tables import Dense, Method, Table
 
 
 class EmbeddingBags(nn.Module):
-    """The tables of a model and the features that look them up.
+    """All tables of a model and the features that look them up.
 
     `features` maps each feature, in the order of a batch's ids, to the name of its table; by default every table is the
     feature of its own name. `fused=False` turns packing off: every table is called on its own and its gradients are
@@ -121,8 +121,8 @@ class EmbeddingBags(nn.Module):
     ) -> EmbeddingBags:
         """Freshly initialised tables; `method` is one for all, or one by table name with dense where absent.
 
-        Dense tables are drawn straight into their shared storage: memory never holds them twice. They lie on `device`
-        like the others, unless `dense_device` says else; on `meta` they have a seed but no rows yet.
+        Dense tables are drawn straight into their shared storage: memory never holds them twice. They are on
+        `dense_device`, or else on `device` like the others; on `meta` they have a seed but no rows yet.
         """
         tables = {}
         for name, num_rows in cardinalities.items():

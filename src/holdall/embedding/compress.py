@@ -1,4 +1,4 @@
-"""One verb: `compress(model, budget="64MB")` swaps the embedding tables of any PyTorch model, in place."""
+"""Compression of the embedding tables of any PyTorch model, in place: `compress(model, budget="64MB")`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CompressedTable:
 
 @dataclass(frozen=True)
 class CompressionReport:
-    """What `compress` did, printable."""
+    """Printable report of `compress`."""
 
     tables: list[CompressedTable] = field(default_factory=list)
     bytes_before: int = 0
@@ -78,7 +78,7 @@ class CompressedEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class _ModelTable:
-    """A table in a model, and how to put another in its place."""
+    """Table of a model that another one can replace."""
 
     name: str
     owner: nn.Module

@@ -1,4 +1,4 @@
-"""Scores of the true probabilities of a synthetic log: no model can do better in the mean."""
+"""Metrics of the true probabilities of a synthetic log: no model can do better on average."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from holdall.evaluation.metrics import exact_auc
 
 
 def best_possible(probability: npt.ArrayLike, label: npt.ArrayLike) -> dict[str, float]:
-    """What the true probabilities [R] score on the labels [R] that were drawn from them."""
+    """Metrics of the true probabilities [R] on the labels [R] that were drawn from them."""
     p = np.asarray(probability, dtype=np.float64)
     y = np.asarray(label, dtype=np.float64)
     # Float32 probabilities can round to 0 or 1; clipping to the nearest others keeps the loss finite.

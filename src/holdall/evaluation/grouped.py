@@ -1,6 +1,6 @@
 """Metrics within groups of rows, such as those of one user: AUC, and HR@K and NDCG@K among the rows of the group.
 
-What ties count, see `ranking`. Memory: 12 bytes a row for the order, and the scores of the group that is being read.
+Ties count as in `ranking`. Memory: 12 bytes a row for the order, and the scores of the group that is being read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class GroupedAUC:
 
         GAUC = sum_g n_g AUC_g / sum_g n_g
 
-    Exact, with ties counting half. The rows of a group must follow one another (`grouped_batches` brings them in that
-    order), over as many updates as it takes: what is kept is the last group's rows, and one byte a group id to notice
-    a group that comes back. `ranking` is told the place of every positive among the negatives of its group.
+    Exact, with ties counting half. The rows of a group must follow one another (`grouped_batches` yields them in that
+    order), over any number of updates. Kept are the last group's rows, and one byte a group id to detect a group that
+    occurs again. `ranking` receives the place of every positive among the negatives of its group.
     """
 
     def __init__(self, ranking: RankingMetrics | None = None):
@@ -60,7 +60,7 @@ class GroupedAUC:
             self._close(rows[0][:end], rows[1][:end], of[:end])
 
     def _close(self, scores: Tensor, labels: Tensor, groups: Tensor) -> None:
-        """Count groups of which all rows are here."""
+        """Count groups whose rows are complete."""
         self._refuse_repeated(groups.unique_consecutive())
         _, index = groups.unique(return_inverse=True)
         of_positive, higher, level = places(scores, labels, index)

@@ -33,9 +33,9 @@ class BinaryMetrics:
 
         auc_error_bound = sum over bins of positives * negatives / (2 * P * N)
 
-    `update` launches work but never waits for the device. What is wrong with the values is therefore counted, and
-    reported by `compute`. `counts` and `sums` are the whole state: summed element by element over processes (an
-    all-reduce each), they are the state of all samples.
+    `update` launches work but never waits for the device. Invalid values are therefore counted, and reported by
+    `compute`. `counts` and `sums` are the whole state: summed element by element over processes (an all-reduce each),
+    they are the state of all samples.
     """
 
     def __init__(self, num_bins: int = NUM_BINS, device: torch.device | str = "cpu"):

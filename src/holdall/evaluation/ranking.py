@@ -1,7 +1,7 @@
-"""How high a model ranks what was taken: HR@K and NDCG@K of positives among given or sampled negatives.
+"""Ranking metrics: HR@K and NDCG@K of positives among given or sampled negatives.
 
-Ties. Of a positive with h negatives above it and e level with it we only know that its place is one of h, ..., h + e;
-each counts with the same chance, as if the tie were broken at random:
+Ties. A positive with h negatives above it and e equal to it has one of the places h, ..., h + e; each counts with the
+same probability, as if the tie were broken at random:
 
     HR@K = P(place < K)        NDCG@K = E[1 / log2(place + 2) where place < K, else 0]
 
@@ -27,7 +27,7 @@ from holdall.models import Model
 from holdall.models.model import batch_device, evaluating
 
 K = 10
-"""Places that count, unless one says otherwise."""
+"""Default number of places that count."""
 
 
 class RankingMetrics:

@@ -1,4 +1,4 @@
-"""TorchRec's collections and jagged tensors as ours, and back (`pip install 'holdall[torchrec]'`).
+"""Conversion of TorchRec's collections and jagged tensors to Holdall's and back (`pip install 'holdall[torchrec]'`).
 
     bags = from_collection(collection)            # EmbeddingBagCollection -> EmbeddingBags, with its rows
     ids = from_jagged(features, bags)             # KeyedJaggedTensor -> Ids
@@ -7,8 +7,8 @@
     BagCollection.of(collection)                  # KeyedJaggedTensor -> KeyedTensor, in the place of the collection
 
 Sum and mean pooling, weights, tables that several features share, and a feature that several tables look up (TorchRec
-calls its outputs `feature@table`; so do we). A collection described on the `meta` device gets its rows here, in any
-method: TorchRec then never holds the tables. Collections that are sharded already are refused.
+calls its outputs `feature@table`; so do we). A collection on the `meta` device gets its rows here, in any method:
+TorchRec then never allocates the tables. Collections that are sharded already are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdall.tables import Dense, Method, Table
 from holdall.tables.dense import DenseTable
 
 POOLINGS = ("sum", "mean")
-"""What TorchRec pools by."""
+"""TorchRec's pooling types, by mode."""
 
 
 def _torchrec() -> Any:
@@ -57,10 +57,9 @@ def from_collection(
     """The tables of an unsharded `EmbeddingBagCollection`, whose rows are copied, and the features that look them up.
 
     `method` is one for all tables or one by table name, dense where absent; compressed tables start as the best fit of
-    the rows. Tables go where the collection is, or to `device`. A collection on `meta` has no rows: its tables begin
-    afresh, with the standard deviation that its configs ask for, on the CPU unless `device` says else. Features have
-    the names, and the order, of the keys of the collection's output. Tables of several dims are refused: see
-    `BagCollection`.
+    the rows. Tables go where the collection is, or to `device`. A collection on `meta` has no rows: its tables are
+    initialised with the standard deviation of its configs, on `device` or else on the CPU. Features have the names, and
+    the order, of the keys of the collection's output. Tables of several dims are refused: see `BagCollection`.
     """
     configs = _configs(collection)
     dims = {config.name: config.embedding_dim for config in configs}
@@ -136,7 +135,7 @@ def _table(
 
 
 def _initial_std(config: Any) -> float:
-    """Of uniform(low, high), which is how TorchRec's rows begin; ours begin with its deviation, and as a Gaussian."""
+    """Standard deviation of uniform(low, high), which TorchRec draws initial rows from; ours are Gaussian with it."""
     uniform = isinstance(config.init_fn, functools.partial) and config.init_fn.func is nn.init.uniform_
     low, high = config.get_weight_init_min(), config.get_weight_init_max()
     if not uniform or low != -high:
@@ -166,8 +165,9 @@ def _names(config: Any) -> list[str]:
 def to_collection(bags: EmbeddingBags, *, weighted: bool = False) -> Any:
     """An `EmbeddingBagCollection` with the rows of `bags`; compressed tables are written out, rows x dim numbers.
 
-    Its output has the features of one table after those of another, each under its name: where ours do not lie so,
-    the order is another. bfloat16 rows become float32 ones, which hold the same numbers.
+    Its output has the features of one table after those of another, each under its name: where the features of `bags`
+    are in another order, the order of the output differs. bfloat16 rows become float32 ones, which hold the same
+    numbers.
     """
     torchrec = _torchrec()
     by_table: dict[str, list[str]] = {}
@@ -310,7 +310,7 @@ def _same(one: tuple[Tensor | None, ...], other: tuple[Tensor | None, ...]) -> b
 
 
 class BagCollection(nn.Module):
-    """Tables of ours that take a `KeyedJaggedTensor` and give a `KeyedTensor`: an `EmbeddingBagCollection` to a model.
+    """Tables that take a `KeyedJaggedTensor` and return a `KeyedTensor`, as an `EmbeddingBagCollection` does.
 
     Tables of one dim are one `EmbeddingBags`. Train it with `holdall.Optimizers(model, ...)`; compress it with
     `holdall.compress(model, ...)`.
@@ -328,7 +328,7 @@ class BagCollection(nn.Module):
         assert sorted(self.order) == sorted(everything)
         self.looked_up = {feature: table for bags in groups for feature, table in bags.features.items()}
         for bags in groups:
-            bags.vector_dtype = torch.float32  # what a collection gives, whatever its tables are
+            bags.vector_dtype = torch.float32  # the type of a collection's output, whatever its tables are
 
     @classmethod
     def of(

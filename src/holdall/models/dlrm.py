@@ -71,7 +71,7 @@ class DLRM(Model):
         self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
 
     def lookup(self, batch: Batch) -> LookedUp:
-        """Vectors [B, F, D]; where nothing is learned and a kernel can fetch them, what `packed_rows` says of them."""
+        """Vectors [B, F, D]; without autograd, where a kernel can read the rows itself, the result of `packed_rows`."""
         if self.config.interaction == "dot" and not torch.is_grad_enabled():
             packed = self.bags.packed_rows(batch.ids)
             if packed is not None:

@@ -51,8 +51,8 @@ def mlp(
 
 
 def drawn_on(generator: torch.Generator | None, device: torch.device | str | None) -> torch.device:
-    """Where the initial values of parameters for `device` are drawn: on the CPU unless a generator is elsewhere, so
-    that a seed means the same on every device."""
+    """Device that draws the initial values of parameters for `device`: the CPU, or that of the generator, so that a
+    seed gives the same values on every device."""
     if device is not None and torch.device(device).type == "meta":
         return torch.device("meta")
     return torch.device("cpu") if generator is None else generator.device

@@ -1,4 +1,4 @@
-"""What every model keeps to: tables first, uncompiled and in float32; then everything else, which may be compiled."""
+"""Base class of models: the lookup in the tables, uncompiled and in float32, then a score, which may be compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.tables import Method
 
 LookedUp = Tensor | tuple[Tensor, ...]
-"""What `Model.lookup` hands to `Model.score`."""
+"""Result of `Model.lookup`, which is the input of `Model.score`."""
 
 
 class Model(nn.Module):
@@ -27,11 +27,11 @@ class Model(nn.Module):
     bags: EmbeddingBags
 
     def check(self, ids: Ids) -> None:
-        """Raise, naming the place, unless the ids of a batch on the host are ones this model can look up."""
+        """Raise, naming the place, unless this model can look up the ids of a batch on the host."""
         self.bags.check(ids)
 
     def lookup(self, batch: Batch) -> LookedUp:
-        """The part that reads the tables: the pooled vectors [B, F, dim] of every feature, where no model says else."""
+        """The part that reads the tables; by default the pooled vectors [B, F, dim] of every feature."""
         return self.bags(batch.ids)
 
     def score(self, dense_BN: Tensor, looked_up: Any) -> Tensor:
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def batch_device(model: nn.Module) -> torch.device:
-    """Where a model takes its batches: where its dense part is; its tables may be elsewhere."""
+    """Device of a model's batches: that of its dense part; its tables may be on another."""
     tables = {id(p) for module in model.modules() if isinstance(module, EmbeddingBags) for p in module.parameters()}
     devices = [parameter.device for parameter in model.parameters() if id(parameter) not in tables]
     return devices[0] if devices else next(model.parameters()).device
@@ -51,7 +51,7 @@ def batch_device(model: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode and keeps no gradients."""
+    """Context in which the model is in evaluation mode and autograd is off."""
     was_training = model.training
     model.eval()
     try:
@@ -94,7 +94,7 @@ class ModelConfig(ABC):
     ) -> Model:
         """The model for a data set, freshly initialised, its tables stored by `method` (dense when None).
 
-        Dense tables may lie elsewhere than the rest (`dense_device`), or nowhere yet (`meta`).
+        Dense tables may be on another device than the rest (`dense_device`), or without rows yet (`meta`).
         """
         bags = build_bags(
             self.reads(schema),
@@ -111,7 +111,7 @@ class ModelConfig(ABC):
     def around(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> Model:
-        """The model around its tables."""
+        """The model with these tables, its other parts freshly initialised."""
 
     def scaled(self, factor: float) -> Self:
         """The same model with hidden layers `factor` times as wide (rounded, at least 1); tables keep their dim."""

@@ -1,4 +1,4 @@
-"""NCF (He et al., 2017): how likely a user is to take an item, from a vector of each.
+"""NCF (He et al., 2017): probability that a user takes an item, from a vector of each.
 
     GMF     h . (p_u * q_i)                                        (* is element by element)
     MLP     h . tower([p_u, q_i])                                  (widths f 2^(n-1), ..., 4f, 2f, f; ReLU)
@@ -37,11 +37,11 @@ class NCFConfig(ModelConfig):
     num_layers: int = 3
     """Widths of the MLP's tower, n of them, from the two vectors end to end down to f."""
     parts: Literal["neumf", "gmf", "mlp"] = "neumf"
-    """Which of the models."""
+    """Model to build: both parts, or one of them."""
     user: str = "user"
     """Name of the feature that is the user."""
     item: str = "item"
-    """Name of the feature that is the item. What else a data set has is not read: these models are of pairs."""
+    """Name of the feature that is the item. Other features are not read: these models score pairs."""
 
     def __post_init__(self) -> None:
         check_sizes(self, self.factors)

@@ -1,11 +1,11 @@
 """TBSM (Ishkhanov et al., 2020): a DLRM's vector of every event of a user's history, attended to by the target's.
 
-An event is what its sequence features say (an item, its category); the target is what the categorical features that
-share their tables say. All other features, and the dense values, belong to the sample and enter every event alike.
+An event consists of the values of the sequence features (an item, its category); the target consists of the categorical
+features that share their tables. All other features, and the dense values, belong to the sample and enter every event.
 
     v(event) = unit(MLP_event(dot_interaction(e_event, e_1, ..., e_S, bottom(dense))))
     w = v(target),  v_t = v(event t of the history),  t = 1..T
-    a = softmax_t((A v_t) . (A w))                          (events there are not have no weight)
+    a = softmax_t((A v_t) . (A w))                          (absent events have no weight)
     c = sum_t a_t v_t                                       (0 for an empty history)
     logit = MLP_top([c, w])
 
@@ -61,7 +61,7 @@ class TBSMConfig(ModelConfig):
             raise ConfigError("a tbsm model needs at least one layer for the vector of an event")
 
     def reads(self, schema: Schema) -> Schema:
-        FeatureRoles.of(schema)  # says what is missing, before there are tables
+        FeatureRoles.of(schema)  # raises for a missing feature, before tables are built
         return schema
 
     def around(
@@ -75,7 +75,7 @@ class TBSMConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class FeatureRoles:
-    """Positions of a data set's features by what TBSM takes them for."""
+    """Positions of a data set's features, by their role in TBSM."""
 
     sample: tuple[int, ...]
     """Features that events do not have."""
@@ -194,7 +194,7 @@ def attend(history_BTM: Tensor, target_BM: Tensor, exists_BT: Tensor, matrix_MM:
 
 
 def last_places(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Where the last `length` ids of each bag lie, [B, length], -1 before its first; and which of them exist."""
+    """Positions [B, length] of the last `length` ids of each bag, -1 before its first; and whether each exists."""
     starts, ends = offsets[:-1, None], offsets[1:, None]
     places = ends + torch.arange(-length, 0, device=offsets.device)
     exists = places >= starts

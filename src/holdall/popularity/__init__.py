@@ -1,1 +1,1 @@
-"""Who is looked up how often: the profile of a data set, and which rows are hot."""
+"""Popularity of ids: the profile of a data set, hot rows, and the order of ids."""

@@ -1,6 +1,6 @@
 """A renumbering of a table's ids, and the file `order/<table>.arrow` that keeps it (docs/formats.md).
 
-Row number = new id, value = old id. It belongs to one id map, whose fingerprint it carries.
+Row number = new id, value = old id. It belongs to one id map, whose fingerprint it has.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Bijection:
 
     table: str
     old: Array
-    """[num_rows] the old id of each new one: every id once, and the first `first` in their place."""
+    """[num_rows] old id of each new id: every id once, and the first `first` ids unchanged."""
     first: int
     """First id that may have changed."""
     fingerprint: str
-    """Of the id map that the old ids are of."""
+    """Fingerprint of the id map that the old ids belong to."""
 
     def __post_init__(self) -> None:
         self._check()

@@ -1,4 +1,4 @@
-"""Communities of ids: groups that occur together more often than their frequencies alone would make them.
+"""Communities of ids: groups that occur together more often than by chance.
 
 Found by the Leiden algorithm (Traag, Waltman, van Eck 2019) of igraph, which maximises modularity
 
@@ -6,7 +6,7 @@ Found by the Leiden algorithm (Traag, Waltman, van Eck 2019) of igraph, which ma
 
 with w_in the weight of the edges inside a group, k the sum of its ids' degrees, m the weight of all edges. The larger a
 graph, the larger the groups at the maximum of Q (its resolution limit), so groups of more than `size` ids are divided
-again, each as a graph of its own, until dividing finds nothing. What was together stays nested.
+again, each as a graph of its own, until dividing finds nothing. So divisions are nested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 MOST_LEVELS = 5
 ITERATIONS = 2  # of Leiden, as igraph and its authors have it
-EDGES_AT_ONCE = 1 << 16  # as Python numbers on their way to igraph
+EDGES_AT_ONCE = 1 << 16  # as Python numbers, which igraph takes
 BYTES_PER_EDGE = 256
 """Memory for finding the communities of a graph, igraph's included."""
 
@@ -42,7 +42,7 @@ class Communities:
     levels: tuple[Array, ...]
     """[V] group of each id, from the coarsest division to the finest; empty when the graph has no communities."""
     modularity: float
-    """Of the first division, whether it was kept or not."""
+    """Modularity of the first division, whether it was kept or not."""
 
     @property
     def num_groups(self) -> int:
@@ -62,8 +62,8 @@ def find_communities(edges: Edges, *, size: int = 1, seed: int = 0) -> Communiti
     """Divide the ids that have edges; groups of more than `size` ids are divided again.
 
     A division of a group counts when its modularity is above what a random graph of the same mean degree reaches
-    (`local_modularity`), so ids that meet by chance alone give no communities. Equal edges and seed give equal
-    communities, for one version of igraph.
+    (`local_modularity`), so ids that occur together by chance alone form no communities. Equal edges and seed give
+    equal communities, for one version of igraph.
     """
     igraph = import_igraph()
     if not len(edges):

@@ -1,9 +1,9 @@
-"""Which ids of a table occur together: a weighted graph of the ids of its tail, counted in bounded memory.
+"""Co-occurrence graph of the ids in the tail of a table, counted in bounded memory.
 
-Two lookups are together when they lie in one bag or sequence, or, for features of one id a sample, when their samples
-are less than a window apart in the file: such samples meet in a batch. Of each lookup at most `partners` pairs with
-those behind it are taken, so the work grows with the lookups and not with their square; and at most `max_edges` edges
-are counted, so the memory grows with neither: when there are more, the least popular ids are left out.
+Two lookups are together when they are in one bag or sequence, or, for features of one id a sample, when their samples
+are less than a window apart in the file: such samples are often in one batch. Each lookup is paired with at most
+`partners` later ones, so the work is linear in the lookups. At most `max_edges` edges are counted, so the memory is
+bounded: when there are more, the least popular ids are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdall.data.schema import Feature, Schema
 
 Array = npt.NDArray[Any]
 
-BLOCK_ROWS = 1 << 15  # samples looked at at a time: the lookups and draws of one feature are 4 MB
+BLOCK_ROWS = 1 << 15  # samples read at a time: the lookups and draws of one feature are 4 MB
 MOST_IDS = 3_037_000_499  # whose square still fits 63 bits
 
 
@@ -46,9 +46,9 @@ class Edges:
 
 
 class EdgeCounter:
-    """Counts pairs of ids, in popularity order, with at most `max_edges` counters.
+    """Counter of pairs of ids in popularity order, with at most `max_edges` counters.
 
-    When there are more, the least popular ids are left out, as many as it takes. What was left out once stays out, so
+    When there are more, the least popular ids are left out, as many as it takes. An id that was left out stays out, so
     the edges at the end are all those among the ids below `stop`, and their weights are exact. (Dropping the edges seen
     least, as Misra and Gries do, keeps those of the last pairs in place of those of the communities.) Pairs wait in a
     buffer of `max_edges` until they are counted. Memory: at most `BYTES_PER_EDGE * max_edges`, sorting included.
@@ -85,7 +85,7 @@ class EdgeCounter:
                 self._count()
 
     def edges(self) -> Edges:
-        """What was counted. Frees the counter."""
+        """Edges counted so far; frees the counter."""
         self._count()
         del self._waiting
         left, right = np.divmod(self._keys, self.num_ids)
@@ -128,7 +128,7 @@ def count_pairs(
 ) -> Edges:
     """The edges among the ids of `table` from `first` on, over all features that look it up, in one pass over `data`.
 
-    The unseen row takes no part: it stands for many values, which have nothing in common.
+    The unseen row is left out: it stands for many values, which have nothing in common.
     """
     features = features_of(data.schema, table)
     counter = EdgeCounter(features[0].num_rows, max_edges)
@@ -141,12 +141,12 @@ def count_pairs(
 
 
 def features_of(schema: Schema, table: str) -> list[Feature]:
-    """The features that look a table up."""
+    """Features that look up a table."""
     return [feature for feature in schema.features if (feature.table or feature.name) == table]
 
 
 def tail_lookups(data: DataSet, feature: Feature, first: int, window: int) -> Iterator[tuple[Array, Array]]:
-    """Lookups [L] of ids from `first` on, in file order, and for each where those that it is together with end: [L].
+    """Lookups [L] of ids from `first` on, in file order, and for each the end of those that it is together with [L].
 
     Lookup j is together with j + 1, ..., last[j] - 1, and with none when last[j] <= j + 1. Where a window reaches over
     the end of a block, its lookups come again with the next one; then `last` is 0 for pairs that were given before.

@@ -1,8 +1,8 @@
-"""Curves over the number of rows kept: where they are evaluated, and how sure a sampled one is.
+"""Curves over the number of rows kept: the points where they are evaluated, and intervals of sampled ones.
 
 A curve is kept at every k up to 16 and then at three places an octave, so that one over ten million rows has about 75
-points. Between them coverage is interpolated on a straight line, which lies below a concave curve: what a profile
-promises is not more than what the data holds.
+points. Between them coverage is interpolated on a straight line, which lies below a concave curve: a profile never
+overstates the coverage.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def cumulative_at(counts: Array, grid: Array, weights: Array | None = None) -> n
 
 
 def falling_estimate(counts: Array) -> npt.NDArray[np.float64]:
-    """What counts of ids in popularity order are expected to be, from counts of a sample of the lookups.
+    """Expected counts of ids in popularity order, estimated from a sample of the lookups.
 
     Expected counts fall with the id, but a sample's jump up and down, and are 0 for most of the tail. The estimate is
     the slope of the least concave curve above the sample's coverage (the constrained maximum likelihood estimate, but
@@ -112,7 +112,7 @@ class ClusterShares:
         squares = np.maximum(self._yy - 2 * p * self._yn + p * p * self._nn, 0.0)
         variance = m / (m - 1) * squares / n**2
         independent = p * (1 - p) / n
-        # Never surer than independent lookups would make us: with few blocks the spread between them may be luck.
+        # Never narrower than for independent lookups: with few blocks their spread may be small by chance.
         effect = np.divide(variance, independent, out=np.ones_like(p), where=independent > 0).clip(min=1.0)
         return wilson(p, n / effect / max(1.0 - fraction, 1e-9), t_quantile(0.5 + CONFIDENCE / 2, m - 1))
 

@@ -1,4 +1,4 @@
-"""How fast popularity moves: the hot set of each stretch of the log against that of the stretch before."""
+"""Drift of popularity: the hot set of each window of the log compared with that of the window before."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Array = npt.NDArray[Any]
 LARGEST_SET = 1 << 14
 HOT_SHARE = 0.9
 ENOUGH = 16
-"""Lookups of an id in a window below which its rank there is mostly luck."""
+"""Lookups of an id in a window below which its rank there is mostly chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drift:
-    """One number for every window but the first: window t against window t - 1."""
+    """Drift between windows; one number for every window but the first: window t against window t - 1."""
 
     k: int
     """Ids in a hot set: those that take 90% of the lookups, or fewer, so that each has 16 in an average window."""
@@ -34,13 +34,13 @@ class Drift:
 
     @property
     def lost(self) -> float:
-        """Mean share of the hot lookups that yesterday's hot set misses: 0 when nothing moves."""
+        """Mean share of the hot lookups that the hot set of the window before misses: 0 without drift."""
         pairs = [(hits, best) for hits, best in zip(self.hits, self.best, strict=True) if best > 0]
         return float(np.mean([1 - hits / best for hits, best in pairs])) if pairs else 0.0
 
 
 class DriftTracker:
-    """Takes the most frequent ids of one window after the other; at most 2^14 of each are kept, of two windows."""
+    """Tracker of the most frequent ids, window after window; it keeps at most 2^14 ids of each of two windows."""
 
     def __init__(self) -> None:
         self._grid = log_grid(LARGEST_SET)
@@ -48,7 +48,7 @@ class DriftTracker:
         self._pairs: list[tuple[Array, Array, Array]] = []
 
     def end_window(self, ids: Array, counts: Array, lookups: int, counts_of: Callable[[Array], Array]) -> None:
-        """A window is over: ids and counts in it, its lookups, and a way to ask for the counts of other ids."""
+        """End a window, given its ids and counts, its lookups, and a function for the counts of other ids."""
         top = _top(ids, counts, LARGEST_SET)
         ids, counts = ids[top], counts[top]
         if self._before is not None and lookups:

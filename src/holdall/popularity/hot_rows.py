@@ -1,6 +1,6 @@
-"""Which rows are hot: the rows of all tables that are worth their bytes most, and the inputs that need no others.
+"""Choice of hot rows: the rows of all tables with the most lookups per byte, and the inputs that need no others.
 
-Ids are in order of popularity, so the hot rows of a table are its first ones and a choice is one number a table.
+Ids are in popularity order, so the hot rows of a table are its first ones, and a choice is one number a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdall.data.schema import Schema
 Array = npt.NDArray[Any]
 
 BLOCK_ROWS = 1 << 18
-"""Samples looked at at a time: 26 features of int32 are 27 MB."""
+"""Samples read at a time: 26 features of int32 are 27 MB."""
 
 
 def hot_rows(
@@ -27,10 +27,10 @@ def hot_rows(
 ) -> dict[str, int]:
     """How many rows of each table are hot, so that all hot rows together take at most `budget` bytes.
 
-    A row's worth is its lookups per byte, and rows are taken in the order of their worth over all tables: a table gets
-    nothing as such. `counts` holds the lookups of every row of a table, in the order of its ids; where they are not
-    falling, as in a table whose tail was put into another order, a row counts for no more than those before it, since
-    only a prefix can be hot. `at_most` limits single tables. Rows that were never looked up are not hot.
+    The value of a row is its lookups per byte, and rows are taken in the order of their value over all tables; no table
+    has a share of its own. `counts` holds the lookups of every row of a table, in the order of its ids; where they are
+    not falling, as in a table whose tail was put into another order, a row counts for no more than those before it,
+    since only a prefix can be hot. `at_most` limits single tables. Rows that were never looked up are not hot.
     """
     sizes = {name: row_bytes if isinstance(row_bytes, int) else row_bytes[name] for name in counts}
     smallest = min(sizes.values(), default=0)
@@ -44,7 +44,7 @@ def hot_rows(
         falling = np.minimum.accumulate(np.asarray(lookups)[: at_most.get(name)])
         worth[name] = falling[: np.searchsorted(-falling, 0)] / sizes[name]
     threshold = _threshold(worth, sizes, budget)
-    chosen = {name: int(np.searchsorted(-values, -threshold)) for name, values in worth.items()}  # worth above it
+    chosen = {name: int(np.searchsorted(-values, -threshold)) for name, values in worth.items()}  # value above it
     room = budget - sum(rows * sizes[name] for name, rows in chosen.items())
     while True:  # then the next ones, as long as one fits: few turns, since at the threshold not all did
         fitting = [name for name in worth if sizes[name] <= room and chosen[name] < len(worth[name])]
@@ -58,7 +58,7 @@ def hot_rows(
 
 
 def _threshold(worth: Mapping[str, Array], sizes: Mapping[str, int], budget: int) -> float:
-    """The smallest worth such that all rows above it fit the budget."""
+    """Smallest value such that all rows above it fit the budget."""
 
     def fits_above(value: float) -> bool:
         return sum(int(np.searchsorted(-rows, -value)) * sizes[name] for name, rows in worth.items()) <= budget

@@ -1,13 +1,13 @@
-"""A second order inside the tail: ids that occur together sit together (the local order of EL-Rec).
+"""Community order of the tail: ids that occur together become neighbours (the local order of EL-Rec).
 
     order("data", "data-ordered")
 
-Neighbouring ids share the leading digits of a tensor train, so a batch of ids that sit together needs fewer prefix
-products (`kernels/tensor_train.py`). The most popular ids keep their rank; of the others, those that occur together
+Neighbouring ids share the leading digits of a tensor train, so a batch of neighbouring ids needs fewer prefix products
+(`kernels/tensor_train.py`). The most popular ids keep their rank; of the others, those that occur together
 (`cooccurrence.py`) form communities (`communities.py`), which come one after the other: the one with the most lookups
 first, the most frequent id first within each, and at the end the ids that are in none, by frequency.
 
-It changes nothing but numbers: each row has the same values under other ids, and the bijection is kept in the folder.
+Only ids change: each row has the same values under other ids, and the bijection is stored in the folder.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ LEAST_EDGES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class OrderConfig:
-    """How the tail of each table is ordered."""
+    """Settings for ordering the tail of each table."""
 
     hot: float = 0.05
     """Share of the most popular ids that keep their rank."""
     hot_by: Literal["rows", "lookups"] = "rows"
-    """What `hot` is a share of: the rows of a table (EL-Rec), or the lookups that its most popular ids take."""
+    """Unit of `hot`: a share of the rows of a table (EL-Rec), or of the lookups, which its most popular ids take."""
     window: int = 512
     """Samples less than this apart in the files count as together, for features of one id a sample."""
     partners: int = 8
@@ -54,7 +54,7 @@ class OrderConfig:
     min_rows: int = 1000
     """Tables with fewer rows keep their order: they are stored dense, where it gains nothing."""
     memory: str = "1GB"
-    """For the graph of one table; beyond it the rarest ids are left out. An id map and a file of rows come on top."""
+    """For the graph of one table, besides an id map and a file of rows; beyond it the rarest ids are left out."""
     seed: int = 0
     """Seed of the drawn partners and of the search for communities."""
     overwrite: bool = False
@@ -116,7 +116,7 @@ def order(
 
 
 def refuse_ordered(data: Path) -> None:
-    """A second order would lose the ranks that the first one kept."""
+    """Refuse a data set that was ordered already: a second order would lose the ranks that the first one kept."""
     if Schema.load(data).order is not None:
         raise DataError(
             f"{data} is in community order already: to order it in another way, order the folder it was made from"
@@ -124,11 +124,11 @@ def refuse_ordered(data: Path) -> None:
 
 
 def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[dict[str, Bijection], dict[str, Any]]:
-    """The new order of every table that gets one, and what `schema.json` says of it; one table at a time."""
+    """New order of every table that gets one, and its record for `schema.json`; one table at a time."""
     schema = Schema.load(data)
     tables = tables_of(schema)
     if "train" not in schema.splits:
-        raise DataError(f"{data} has no training split, so nothing is known of which ids occur together")
+        raise DataError(f"{data} has no training split, so ids that occur together cannot be found")
     rows = DataSet(data, "train")
     orders: dict[str, Bijection] = {}
     told: dict[str, dict[str, Any]] = {}
@@ -157,7 +157,7 @@ def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[di
 def order_table(
     rows: DataSet, table: str, id_map: IdMap, config: OrderConfig
 ) -> tuple[Bijection, dict[str, Any]] | str:
-    """The new order of one table and what was found, or why it keeps the old one."""
+    """New order of one table and its record, or the reason why it keeps the old one."""
     counts = id_map.counts
     if not counts.sum():
         return "no lookups in the training split"
@@ -193,7 +193,7 @@ def order_table(
 
 
 def num_hot(counts: Array, config: OrderConfig) -> int:
-    """How many ids keep their rank."""
+    """Number of ids that keep their rank."""
     if config.hot_by == "rows":
         return math.ceil(config.hot * len(counts))
     if config.hot == 0:
@@ -222,7 +222,7 @@ def by_lookups(group: Array, ids: Array, counts: Array) -> Array:
 
 
 def show(schema: Schema) -> None:
-    """Print what `order` found for each table, for a person."""
+    """Print a table of what `order` did."""
     from rich.console import Console
 
     from holdall.common.console import table as plain_table

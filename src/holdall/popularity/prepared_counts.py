@@ -4,9 +4,10 @@ The first pass counts ids, follows reuse times and compares windows; the second,
 input its coldest lookup. Ids are in popularity order, so the top k ids are the ids below k and nothing is sorted.
 Memory: 16 bytes a table row (24 with a sample), at most 4 MB a feature for reuse times, and a block of rows.
 
-A sample is blocks of consecutive rows drawn at random within each window. Its coverage curve is unbiased, since
-which ids are the top k does not depend on it. Hot inputs are cross-fitted: rows are hot by the counts of one half of
-the blocks, inputs are judged in the other half, and the two ways are pooled, so no input vouches for its own rows.
+A sample is blocks of consecutive rows drawn at random within each window. Its coverage curve is unbiased, since which
+ids are the top k does not depend on it. Hot inputs are cross-fitted: rows are hot by the counts of one half of the
+blocks, inputs are judged in the other half, and the two results are pooled, so no input is judged by counts that
+include it.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def is_ordered(source: dict[str, Any]) -> bool:
 
 
 def choose_blocks(num_rows: int, windows: int, sample: float | None, seed: int) -> list[RowBlock]:
-    """All rows in blocks, or blocks drawn at random without replacement, alike many from every window."""
+    """All rows in blocks, or blocks drawn at random without replacement, equally many from every window."""
     rows = BLOCK_ROWS
     if sample is not None:
         rows = int(np.clip(num_rows * sample / SAMPLE_BLOCKS, 1, SAMPLE_BLOCK_ROWS))
@@ -73,7 +74,7 @@ def choose_blocks(num_rows: int, windows: int, sample: float | None, seed: int) 
 
 
 class FeatureCounts:
-    """What the first pass keeps of one feature."""
+    """Counts of one feature, from the first pass."""
 
     def __init__(self, num_rows: int, halves: int, follow: bool):
         self.counts = np.zeros((halves, num_rows), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a profile is: who is looked up how often in one data set. `popularity.json` (docs/formats.md) holds it.
+"""Popularity profile of one data set, as stored in `popularity.json` (docs/formats.md).
 
     profile = Profile.load("popularity.json")
     profile.check(schema)                        # of this data set, and no other
@@ -6,7 +6,8 @@
     profile.rows_for_coverage("C3", 0.9)         # rows that take 90% of them
     profile.hot_inputs(100e6, row_bytes=64)      # share of inputs whose rows all lie in the hottest 100 MB
 
-Counts of every row, which a choice of hot rows needs, lie beside it as `popularity.safetensors`; `counts()` maps them.
+Counts of every row, which a choice of hot rows needs, are stored beside it as `popularity.safetensors`; `counts()` maps
+them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ AGAIN = "make it again with `holdall profile`"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Which data a profile belongs to."""
+    """Data set that a profile belongs to."""
 
     kind: Literal["prepared", "raw"]
     name: str
     """Name of the folder or of the first raw file, for people."""
     fingerprint: str
-    """SHA-256 over what identifies the data: see `fingerprint` and `raw_fingerprint`."""
+    """SHA-256 that identifies the data: see `fingerprint` and `raw_fingerprint`."""
     split: str
     rows: int
     """Rows of the split; of raw data, those that were read."""
@@ -54,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """How rows were drawn, when not all were."""
+    """Sample of rows that a profile was made from."""
 
     share: float
     seed: int
@@ -98,7 +99,8 @@ class FeatureProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class HotCurve:
-    """What is hot when rows looked up at least `threshold` times an input are; thresholds are falling."""
+    """Hot rows and inputs by threshold: a row is hot if it is looked up at least `threshold` times an input.
+    Falling."""
 
     threshold: tuple[float, ...]
     rows: dict[str, tuple[int, ...]]
@@ -119,14 +121,14 @@ class Profile:
     rows_read: int
     sample: Sample | None
     order: Literal["time", "none"]
-    """Whether the order of the rows means something: without it there is no drift to measure."""
+    """Whether rows are in the order of time: without it there is no drift to measure."""
     windows: int
     features: tuple[FeatureProfile, ...]
     hot: HotCurve
     counts_file: str | None = None
     """Name of the file beside this one with the lookups of every row, by table."""
     path: Path | None = field(default=None, compare=False)
-    """Where it was loaded from or saved to."""
+    """Path it was loaded from or saved to."""
 
     def feature(self, name: str) -> FeatureProfile:
         for feature in self.features:
@@ -140,13 +142,13 @@ class Profile:
         return float(np.interp(k, (0, *curve.k), (0.0, *curve.share)))
 
     def coverage_interval(self, feature: str, k: float) -> tuple[float, float]:
-        """Between which values that share lies (see `method` and `sample`)."""
+        """Interval of that share (see `method` and `sample`)."""
         curve = self.feature(feature).coverage
         places = (0, *curve.k)
         return float(np.interp(k, places, (0.0, *curve.low))), float(np.interp(k, places, (0.0, *curve.high)))
 
     def rows_for_coverage(self, feature: str, share: float) -> int:
-        """The fewest most popular ids that take `share` of the feature's lookups, as far as the curve tells."""
+        """The fewest most popular ids that take `share` of the feature's lookups, by the points of the curve."""
         if not 0 < share <= 1:
             raise ConfigError(f"a share of lookups must be above 0 and at most 1, not {share}")
         curve = self.feature(feature).coverage
@@ -217,7 +219,7 @@ class Profile:
         return f"the profile {self.path}" if self.path else "the profile"
 
     def save(self, path: str | Path, counts: Mapping[str, Array] | None = None) -> Profile:
-        """Write it, and the counts of every row beside it when they are given; returns it as `load` would."""
+        """Write the profile, and the counts of every row beside it when they are given; returns it as `load` would."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         saved = replace(self, path=path, counts_file=None)
@@ -246,7 +248,7 @@ class Profile:
 
 
 def fingerprint(schema: Schema) -> str:
-    """SHA-256 over what makes a prepared data set this one: its features, and the hashes of its files."""
+    """SHA-256 that identifies a prepared data set: over its features and the hashes of its files."""
     files = {name: [file.sha256 for file in split.files] for name, split in sorted(schema.splits.items())}
     features = [[f.name, f.kind, f.num_rows, f.unseen, f.table or f.name] for f in schema.features]
     return _digest({"features": features, "files": files})
@@ -303,7 +305,7 @@ def _from_json(document: dict[str, Any], path: Path) -> Profile:
 
 
 def _validate(profile: Profile) -> None:
-    """Refuse numbers that a profile cannot have, before anything is planned on them."""
+    """Refuse numbers that a profile cannot have, before a plan depends on them."""
 
     def refuse(where: str, what: str) -> None:
         raise DataError(f"{profile.path} is damaged: {where} {what}; {AGAIN}")

@@ -1,4 +1,4 @@
-"""`holdall profile`: the popularity of a prepared data set or of raw files, written as `popularity.json`.
+"""Profiling of a prepared data set or of raw files (`holdall profile`), written as `popularity.json`.
 
 profile("data", "popularity.json")                                       # exact
 profile("data", "popularity.json", ProfileConfig(sample=0.05))           # a twentieth of the blocks, with intervals
@@ -27,22 +27,22 @@ from holdall.popularity.stream_counts import COUNTERS
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """What to count, and how much of it to read."""
+    """Settings of a profile: the rows to count, and the share of them to read."""
 
     sample: float | None = None
     """Share of the rows to read, in blocks drawn at random, such as 0.05; curves then come with 95% intervals."""
     windows: int = 8
-    """Stretches of the log whose hot sets are compared for drift."""
+    """Windows of the log whose hot sets are compared for drift."""
     order: Literal["auto", "time", "none"] = "auto"
-    """Whether rows are in the order of time: auto knows it of the public data sets and believes it of other files."""
+    """Whether rows are in the order of time: auto: known for the public data sets, assumed for other files."""
     split: Literal["train", "valid", "test"] = "train"
     """Split of a prepared set to profile."""
     seed: int = 0
     """Seed of the sample, and for raw files of the split."""
     format: Literal["criteo", "table", "avazu", "taobao", "yelp", "movielens", "bookcrossing"] | None = None
-    """Raw files: their layout, as for prepare; criteo unless said."""
+    """Raw files: their layout, as for prepare; criteo by default."""
     schema: Path | None = None
-    """Raw files: TOML file that says which columns are what, for --format table."""
+    """Raw files: TOML file that describes the columns, for --format table."""
     valid: float | None = None
     """Raw files: fraction of the rows that prepare would put into the valid split, and that is not counted."""
     test: float = 0.1
@@ -54,7 +54,7 @@ class ProfileConfig:
     positive: str | None = None
     """Raw files, bookcrossing: ratings that count as label 1."""
     bad_rows: Literal["stop", "skip"] | None = None
-    """Raw files: what to do with a row that cannot be read."""
+    """Raw files: stop at a row that cannot be read, or skip it."""
     counters: int = COUNTERS
     """Raw files: ids of a feature counted one by one; counts are wrong by at most lookups / (counters + 1)."""
 
@@ -66,7 +66,7 @@ class ProfileConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
 
     def prepare_config(self) -> PrepareConfig:
-        """The options that say how raw files are read."""
+        """Options for reading raw files."""
         return PrepareConfig(
             format=self.format or "criteo", schema=self.schema, valid=self.valid, test=self.test, seed=self.seed,
             test_from_last_file=self.test_from_last_file, max_length=self.max_length, positive=self.positive,

@@ -1,8 +1,8 @@
 """Raw files as a stream of hashed ids, whole or sampled, for `stream_counts.py`.
 
 The rows counted are those that `prepare` would train on with the same options. A sample of plain text files reads only
-parts of them: stretches at random offsets, cut at line ends. Compressed files, Parquet and data sets of several joined
-files are read from end to end, and rows are sampled as they come.
+parts of them: stretches of bytes at random offsets, cut at line ends. Compressed files, Parquet and data sets of
+several joined files are read from end to end, and rows are sampled as they come.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
 
 SLICE_ROWS = 256
-"""Rows in a row that are sampled together, of files that are read from end to end."""
-HELD_OUT = 5  # every fifth slice or stretch of a sample is not counted, but what the others are held against
+"""Consecutive rows that are sampled as one slice, of files that are read from end to end."""
+HELD_OUT = 5  # every fifth slice or stretch of a sample is not counted, but tests what the others found
 STRETCH_BYTES = 1 << 17
 STRETCHES = 100  # at least, where the file is long enough: a fifth of them make the intervals
 SHORTEST_STRETCH = 1 << 12
@@ -52,7 +52,7 @@ class RawFile:
 
 @dataclass
 class RawStream:
-    """Reads raw files once and counts."""
+    """Single pass over raw files that counts."""
 
     raw: RawData
     rule: SplitRule
@@ -62,7 +62,7 @@ class RawStream:
     seed: int
     counters: int
     in_parts: bool
-    """Whether lines of the files stand for themselves, so that a sample needs not read all of them."""
+    """Whether each line of the files is a row by itself, so that a sample need not read all of them."""
 
     def __post_init__(self) -> None:
         self.counting = StreamCount(self.raw.layout.features, self.counters, self.sample is not None, self.seed)

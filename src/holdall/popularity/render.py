@@ -50,7 +50,7 @@ def show(profile: Profile, dim: int = 16, console: Console | None = None) -> Non
 
 
 def _rows_for(profile: Profile, feature: FeatureProfile, share: float) -> str:
-    if feature.coverage.share[-1] < share:  # a sample does not know the ids that it has not met
+    if feature.coverage.share[-1] < share:  # a sample does not know the ids that it does not have
         return f"> {feature.coverage.k[-1]:,}"
     return f"{profile.rows_for_coverage(feature.name, share):,}"
 

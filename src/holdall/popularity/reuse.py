@@ -1,4 +1,4 @@
-"""How often an LRU cache of k rows misses, from the times between two lookups of the same row.
+"""Miss ratio of an LRU cache of k rows, from the times between two lookups of the same row.
 
 Keeping the stack of an LRU cache costs a tree operation a lookup. Reuse times cost one array read: the reuse time of
 a lookup is how many lookups of the feature ago its row was looked up before. With r(t) lookups of reuse time t, m
@@ -9,7 +9,7 @@ first lookups of a row, at places f (from 1), out of N:
     miss(fp(w)) = (m + #{t > w}) / N           a lookup misses when more than fp(w) rows came since its last
 
 (Hu et al., "Kinetic modeling of data eviction in cache", 2016, and Xiang et al., "HOTL", 2013.) The only step that is
-not exact is to take the average footprint of windows of a length for each of them; tests hold the curve against the
+not exact is to take the average footprint of windows of a length for each of them; tests compare the curve with the
 cache itself. First lookups count as misses.
 """
 
@@ -70,8 +70,8 @@ class ReuseTimes:
 class ReuseTracker:
     """Reuse times of a stream of ids in popularity order. Memory: 8 bytes for each of at most 2 * `hot_slots` rows.
 
-    Every lookup of a followed row updates where it was last seen; times are taken in the blocks that the caller says
-    are to be measured, since finding repetitions inside a block takes a sort.
+    Every lookup of a followed row updates where it was last seen; times are taken only in the blocks that the caller
+    chooses, since finding repetitions inside a block takes a sort.
     """
 
     def __init__(self, num_rows: int, hot_slots: int = HOT_SLOTS):
@@ -102,7 +102,7 @@ class ReuseTracker:
             before[order[1:][same]] = places[order[:-1][same]]
             known = before >= 0
             self.times.add((places - before)[known], self._weights(slots[known]))
-        self._last[slots] = places  # of a row that occurs again and again the last place stays
+        self._last[slots] = places  # of a row that occurs several times the last place is kept
 
     def _weights(self, slots: Array) -> float | Array:
         return 1.0 if self._stride == 1 else np.where(slots < self._hot, 1.0, float(self._stride))

@@ -1,4 +1,4 @@
-"""Counting ids of a stream in bounded memory: the frequent ones one by one, the others by a sample of ids.
+"""Counters of the ids of a stream in bounded memory: frequent ids one by one, the others by a sample of ids.
 
 Both work on 64-bit hashes of values, a block of the stream at a time.
 """
@@ -18,9 +18,9 @@ COUNTER, COUNT, MISSED, LAST, BEFORE = range(5)
 class HeavyHitters:
     """The frequent ids of a stream: space-saving in its mergeable form, with exact counts since an id was admitted.
 
-    K counters (Misra and Gries, 1982; Agarwal et al., "Mergeable summaries", 2012). Ids of a block join the table;
-    when it has more than K, the (K + 1)-th largest counter d is taken off all counters, those that reach 0 leave, and
-    d is added to `error`. Each such step takes d from K + 1 counters at least, hence, after N lookups,
+    K counters (Misra and Gries, 1982; Agarwal et al., "Mergeable summaries", 2012). Ids of a block are added to the
+    table; when it has more than K, the (K + 1)-th largest counter d is taken off all counters, those that reach 0
+    leave, and d is added to `error`. Each such step takes d from K + 1 counters at least, hence, after N lookups,
 
         error <= N / (K + 1), and an id that is not in the table was looked up `error` times at most.
 
@@ -82,7 +82,7 @@ class HeavyHitters:
         return self._hashes, counts
 
     def _settle(self) -> None:
-        """Let the pending ids join the table, and reduce it to its capacity."""
+        """Merge the pending ids into the table, and reduce it to its capacity."""
         if not self._pending:
             return
         hashes = np.concatenate([part[0] for part in self._pending])

@@ -5,7 +5,7 @@ they give the whole curve, with bounds that are certain. Which inputs are fully 
 rows that is kept (`RowReservoir`), since hot rows are known at the end only.
 
 With `sample`, the kept rows are of slices of the stream that are not counted: ids are hot by the other slices, so the
-coverage is that of the hot set the sample finds, held against rows it has not seen, with an interval over slices.
+coverage is that of the hot set the sample finds, measured on rows it has not seen, with an interval over slices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROUPS = 64  # of kept rows, over which an interval is taken when they were draw
 
 
 class FeatureStream:
-    """One feature: 64-bit hashes of its values in, its profile out."""
+    """Counts of one feature, from 64-bit hashes of its values."""
 
     def __init__(self, counters: int, follow: bool):
         self.heavy = HeavyHitters(counters)
@@ -80,8 +80,8 @@ class FeatureStream:
     def ids(self) -> tuple[Array, Array]:
         """Counts, falling, and how many ids each stands for.
 
-        Every id looked up more than `error` times is in the table; those that the table does not know for sure are
-        represented by the sampled ids that are not among the sure ones, scaled to the lookups that are left.
+        Every id looked up more than `error` times is in the table; ids with uncertain counts are represented by the
+        sampled ids that are not among the certain ones, scaled to the lookups that are left.
         """
         hashes, counts, _ = self.heavy.top()
         if self.heavy.error == 0:
@@ -154,7 +154,7 @@ class RowReservoir:
             self.shrink()
 
     def shrink(self) -> None:
-        """Leave `capacity` rows."""
+        """Reduce the sample to `capacity` rows."""
         if len(self._draws) > self._capacity:
             self._limit = float(np.partition(self._draws, self._capacity)[self._capacity])
             rows = np.flatnonzero(self._draws < self._limit)
@@ -166,7 +166,7 @@ class RowReservoir:
 
 
 class StreamCount:
-    """All features of a raw stream."""
+    """Counts of all features of a raw stream."""
 
     def __init__(self, features: Sequence[RawFeature], counters: int, sampled: bool, seed: int):
         self.layout = tuple(features)
@@ -223,7 +223,7 @@ class StreamCount:
         return tuple(made)
 
     def hot(self) -> HotCurve:
-        """Hot rows at each threshold that the tables can tell, and hot inputs among the kept rows."""
+        """Hot rows at each threshold that the counts resolve, and hot inputs among the kept rows."""
         self.reservoir.shrink()
         tables = self.tables
         # Below the largest error a count is not known well enough to call a row hot.

@@ -1,4 +1,4 @@
-"""Threshold against hot inputs: which share of the inputs touches hot rows alone, when rows above a threshold are hot.
+"""Share of hot inputs by threshold: inputs that look up hot rows only, where rows above a threshold are hot.
 
 As in FAE, one threshold is shared by all tables: a row is hot when it is looked up at least `threshold` times an input
 (for a feature with one id an input that is its share of the lookups). An input is hot when all its lookups are; one
@@ -35,7 +35,7 @@ def cuts_of(thresholds: Array, num_inputs: int) -> npt.NDArray[np.int64]:
 
 
 def levels_of(counts: Array, cuts: Array) -> npt.NDArray[np.uint8]:
-    """For each row, at how many of the falling cuts it is hot: 0 never, `len(cuts)` at all of them. A byte a row."""
+    """Number of the falling cuts at which each row is hot: 0 never, `len(cuts)` at all of them. A byte a row."""
     assert len(cuts) < 256
     return np.searchsorted(cuts[::-1], counts, side="right").astype(np.uint8)
 
@@ -46,7 +46,7 @@ def rows_at(levels: Array, num_cuts: int) -> npt.NDArray[np.int64]:
 
 
 class HotInputs:
-    """Counts inputs by the level of their coldest lookup, block after block."""
+    """Counter of inputs by the level of their coldest lookup, block after block."""
 
     def __init__(self, num_cuts: int):
         self._num_cuts = num_cuts
@@ -81,5 +81,5 @@ def hot_bytes(rows: Mapping[str, Array], row_bytes: int) -> npt.NDArray[np.int64
 
 
 def _hot_at(histogram: Array) -> npt.NDArray[np.int64]:
-    """How many are hot at each of n falling cuts, from how many have each level: cut j takes level n - j or more."""
+    """Number that are hot at each of n falling cuts, from the number of each level: cut j takes level n - j or more."""
     return np.cumsum(histogram[::-1])[:-1]

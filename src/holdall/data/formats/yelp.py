@@ -1,5 +1,8 @@
-"""Yelp: reviews as events, with attributes of users and businesses. For files see `interaction_lists.py`; the numbers
-in `u.user` and `u.item` are classes already, so all of them are categorical."""
+"""Reader of Yelp: reviews as events, with attributes of users and businesses.
+
+Its files are described in `interaction_lists.py`; the numbers
+in `u.user` and `u.item` are classes already, so all of them are categorical.
+"""
 
 from __future__ import annotations
 
