@@ -1,6 +1,7 @@
 """Reader of Taobao: ad clicks with attributes of users and ads, the data of TBSM in the FAE papers.
 
-Its files are described in `interaction_lists.py`; the numbers in `u.user` and `u.item` are classes already, so all of them are categorical.
+Its files are described in `interaction_lists.py`; the numbers in `u.user` and `u.item` are classes already, so all of
+them are categorical.
 """
 
 from __future__ import annotations

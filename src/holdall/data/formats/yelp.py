@@ -1,7 +1,7 @@
 """Reader of Yelp: reviews as events, with attributes of users and businesses.
 
-Its files are described in `interaction_lists.py`; the numbers
-in `u.user` and `u.item` are classes already, so all of them are categorical.
+Its files are described in `interaction_lists.py`; the numbers in `u.user` and `u.item` are classes already, so all of
+them are categorical.
 """
 
 from __future__ import annotations
