@@ -21,7 +21,7 @@ if not INTERPRETED:
 from holdall.kernels.host_rows_triton import LaunchShape
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
-from holdall.planning.forecast import NOTED_BYTES
+from holdall.planning.forecast import STAGED_ROW_BYTES
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tiers.kernel_mover import KernelMover, SetTensors
 from holdall.tiers.pipeline import Pipeline
@@ -159,7 +159,7 @@ def test_forecasts_count_the_tensors_of_every_working_set() -> None:
     assert isinstance(pack.mover, KernelMover)
     assert len(pack.mover._tensors) == buffers_for(2)
     for tensors in pack.mover._tensors.values():
-        assert tensors.rows.nbytes + tensors.source.nbytes == NOTED_BYTES * pack.staging.buffer_rows
+        assert tensors.rows.nbytes + tensors.source.nbytes == STAGED_ROW_BYTES * pack.staging.buffer_rows
         assert tensors.located.nbytes == 4 * batch.ids.values.numel()
 
 

@@ -86,7 +86,7 @@ def test_a_compressed_table_by_hand(made: Plan) -> None:
         (lambda d: d["tables"]["users"].update(tail="compressed"), "its method is dense: name a compressed method"),
         (
             lambda d: d["tables"]["users"].update(method={"method": "hashed", "buckets": 5}),
-            "its method is hashed, which lives on the device as a whole",
+            "its method is hashed, which is stored whole on the device",
         ),
         (
             lambda d: d["tables"]["users"].update(method={"method": "hashed", "buckets": 5}, tail="compressed"),

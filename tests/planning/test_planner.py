@@ -145,7 +145,7 @@ def find_room(config: PlanConfig, hot: dict[str, int]) -> int:
     problem = make_problem(schema_of(ROWS), lookups(ROWS), config, hardware())
     limits = {"device": DEVICE, "host": 10_000_000, "disk": 0}
     room = hot_row_selector.HotRowSelector(problem, limits, problem.prefetch, one_memory=False)
-    return room.room(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
+    return room.available_bytes(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
 
 
 # --- some tails in memory, others on disk ----------------------------------------------------------------------------
@@ -470,8 +470,8 @@ def test_why_a_table_has_its_place() -> None:
     users = made.table("users")
     each = 1e-6 * (32 - 4) / (64 - 4)  # a row of 32 bytes, between those of 4, which cost nothing, and of 64
     assert found.next_row == pytest.approx(lookups(ROWS)["users"].touched(256, users.hot_rows) * 2 * each)
-    assert found.cheapest is not None
-    assert found.cheapest[1] >= found.next_row
+    assert found.worst_last is not None
+    assert found.worst_last[1] >= found.next_row
     by_name = {other.what: other for other in found.alternatives}
     whole = by_name["all of it on the device"]
     assert whole.device_bytes > 0

@@ -23,12 +23,12 @@ from holdall.planning.step_cost import (
     FAULT_AROUND,
     Load,
     Problem,
-    far_seconds,
     num_packs,
     page_faults,
     stage_seconds,
     step_seconds,
     table_load,
+    transfer_seconds,
 )
 from holdall.planning.table_cost import COMPRESSED_ROWS, parameter_ratio
 from holdall.tables import Dense, Frobenius, Hashed, TensorTrain
@@ -56,8 +56,8 @@ def test_rows_that_are_not_stored_have_to_be_begun() -> None:
     plain = problem()
     begun = problem(begin={"read": Cost(1e-3, 1e-9, 1e-8), "write": Cost(2e-3, 2e-9, 0.0)})
     loads = {table.name: table_load(plain, table) for table in tables}
-    far = sum(load.far for load in loads.values())
-    before, after = far_seconds(plain, tables, loads), far_seconds(begun, tables, loads)
+    far = sum(load.fetched for load in loads.values())
+    before, after = transfer_seconds(plain, tables, loads), transfer_seconds(begun, tables, loads)
     assert after["fetch"] - before["fetch"] == pytest.approx(1e-3 + far * (16e-9 + 1e-8))
     assert after["write_back"] - before["write_back"] == pytest.approx(2e-3 + far * 32e-9)
     assert after["find"] == before["find"]
@@ -71,13 +71,15 @@ def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> Non
     known = {name: Lookups.from_counts(torch.full((rows,), 5).numpy(), 100_000) for name, rows in ROWS.items()}
     made = replace(problem(), lookups=known)
     loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
-    steps = RESIDENT_BYTES / mmap.PAGESIZE / (2 * sum(load.far for load in loads.values()))
+    steps = RESIDENT_BYTES / mmap.PAGESIZE / (2 * sum(load.fetched for load in loads.values()))
     rows = sum(ROWS.values()) - 2000  # a row has 64 bytes
     reads, writes = page_faults(made, tables, loads)
     assert reads * steps == pytest.approx(rows * 64 / FAULT_AROUND, rel=1e-3)
     assert writes * steps == pytest.approx(rows * 64 / mmap.PAGESIZE, rel=1e-3)
-    in_memory = far_seconds(made, placed(a="host", b="host"), {n: replace(x, from_cache=0.0) for n, x in loads.items()})
-    on_disk = far_seconds(made, tables, loads)
+    in_memory = transfer_seconds(
+        made, placed(a="host", b="host"), {n: replace(x, from_cache=0.0) for n, x in loads.items()}
+    )
+    on_disk = transfer_seconds(made, tables, loads)
     assert on_disk["fetch"] == pytest.approx(in_memory["fetch"] + reads * made.fault_seconds("read"))
     assert on_disk["write_back"] == pytest.approx(in_memory["write_back"] + writes * made.fault_seconds("write"))
 
@@ -164,10 +166,10 @@ def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
     made = gpu(prefetch)
     tables = placed(a="host", b="host")
     loads = {table.name: table_load(made, table) for table in tables}
-    far = sum(load.far for load in loads.values())
+    far = sum(load.fetched for load in loads.values())
     found = stage_seconds(made, tables, "split", loads)
     assert found["fetch"] == found["write_back"] == pytest.approx(1e-6 + far * each)
-    assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.far_lookups for load in loads.values()))
+    assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.fetched_lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(4e-4 + 2e-9 * numbers_of(made, loads))
     assert made.prefetch == (2 if prefetch is None else 0)
 
@@ -175,7 +177,7 @@ def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
 def test_rows_that_the_host_of_a_gpu_copies() -> None:
     made, tables = gpu(), placed(a="disk", b="disk")
     loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
-    far = sum(load.far for load in loads.values())
+    far = sum(load.fetched for load in loads.values())
     found = stage_seconds(made, tables, "split", loads)
     assert found["find"] == pytest.approx(1e-9 * sum(load.lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(1e-4 + 1e-9 * numbers_of(made, loads))
@@ -226,5 +228,5 @@ def test_compressed_tables_of_one_kind_share_their_kernels_on_a_gpu() -> None:
 def test_rates_of_a_gpu_without_its_host_are_refused() -> None:
     config = PlanConfig.of(dim=16, bottom=(8,), top=(8,), batch_size=256)
     old = hardware(device="cuda", captured=None)
-    with pytest.raises(ConfigError, match="no rates for steps that are graphs: measure again with `holdall hardware`"):
+    with pytest.raises(ConfigError, match="no rates for steps as CUDA graphs: measure again with `holdall hardware`"):
         make_problem(schema_of(ROWS), lookups(ROWS), config, old)

@@ -1,4 +1,4 @@
-"""Why a table got its place: what its next hot row would be worth, and what each alternative would have cost."""
+"""Explanation of a table's place: the value of its next hot row, and the cost of each alternative."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from holdall.popularity.profile import Profile
 from holdall.tables import Dense
 from holdall.tables.budget import auto_method
 
-SHARE = 20
-"""The compressed alternative takes this part of the table's bytes."""
+COMPRESSION = 20
+"""The compressed alternative takes 1/20 of the table's bytes."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another place for one table, the others left as they are."""
+    """Another place for one table, with the others unchanged."""
 
     what: str
     seconds: float
-    """Of a step, more than with the plan (less when negative)."""
+    """Seconds a step more than with the plan (less when negative)."""
     device_bytes: int
-    """More than with the plan."""
+    """Device bytes more than with the plan."""
     too_large: str
-    """Where it would not fit, and by how much; empty when it fits."""
+    """Tiers where it does not fit, and by how much; empty when it fits."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What decided about one table."""
+    """Values that decided the place of one table."""
 
     table: TablePlan
     next_row: float
-    """Seconds a step that one more hot row would save, on average."""
-    dearest: tuple[str, float] | None
-    """The table whose next hot row is worth most, and how much that is: where another byte of the device would go."""
-    cheapest: tuple[str, float] | None
-    """The table whose last hot row is worth least: what would have to give way."""
+    """Average seconds a step that one more hot row would save."""
+    best_next: tuple[str, float] | None
+    """The table whose next hot row saves the most, and its seconds: it would get the next byte of the device."""
+    worst_last: tuple[str, float] | None
+    """The table whose last hot row saves the least, and its seconds: it would give up a byte first."""
     alternatives: tuple[Alternative, ...]
     in_memory: tuple[tuple[str, float], ...] = ()
-    """Where some tails are in memory and others on disk: this table, and the one that is worth least there or most on
-    disk, each with the rows that a step fetches of it for a megabyte of its own."""
+    """Where some tails are in memory and others on disk: this table, and the one with the least value in memory or the
+    most on disk, each with the rows that a step fetches for a megabyte of the table."""
 
 
 def explain(
@@ -65,8 +65,8 @@ def explain(
     hardware: Hardware | str | Path | None = None,
     profile: Profile | str | Path | None = None,
 ) -> Explanation:
-    """Say why a table of a plan has its place."""
-    plan.table(table)  # refuses one that is not there, before anything is counted
+    """Explanation of the place of a table of a plan."""
+    plan.table(table)  # refuses an unknown table before lookups are counted
     schema = Schema.load(Path(data))
     config = config_of(plan)
     rates = find_hardware(hardware)
@@ -75,7 +75,7 @@ def explain(
 
 
 def explain_table(plan: Plan, name: str, problem: Problem, limits: Mapping[str, int]) -> Explanation:
-    """The same from what is known already."""
+    """`explain` for a problem that is already made."""
     entry = plan.table(name)
     plan = plan if plan.forecast is not None else forecast(plan, problem, limits["host"])
     following = {t.name: _row_worth(problem, t, t.hot_rows) for t in plan.tables if t.tiered}
@@ -83,15 +83,15 @@ def explain_table(plan: Plan, name: str, problem: Problem, limits: Mapping[str, 
     return Explanation(
         table=entry,
         next_row=following.get(name, 0.0),
-        dearest=max(following.items(), key=lambda item: item[1]) if following else None,
-        cheapest=min(last.items(), key=lambda item: item[1]) if last else None,
+        best_next=max(following.items(), key=lambda item: item[1]) if following else None,
+        worst_last=min(last.items(), key=lambda item: item[1]) if last else None,
         alternatives=tuple(_alternatives(plan, entry, problem, limits)),
         in_memory=_worth_memory(plan, entry, problem),
     )
 
 
 def _worth_memory(plan: Plan, entry: TablePlan, problem: Problem) -> tuple[tuple[str, float], ...]:
-    """What decided between memory and disk."""
+    """Values that decided between host memory and disk."""
     row = problem.row_bytes + problem.state_bytes
     worth = {
         t.name: problem.lookups[t.name].distinct(problem.batch_size, t.hot_rows) / (t.num_rows * row / 1e6)
@@ -99,15 +99,15 @@ def _worth_memory(plan: Plan, entry: TablePlan, problem: Problem) -> tuple[tuple
         if t.tail in ("host", "disk")
     }
     other = {"host": "disk", "disk": "host"}.get(entry.tail)
-    there = {t.name: worth[t.name] for t in plan.tables if t.tail == other}
-    if not there:
+    others = {t.name: worth[t.name] for t in plan.tables if t.tail == other}
+    if not others:
         return ()
-    name = max(there, key=lambda n: there[n]) if other == "disk" else min(there, key=lambda n: there[n])
-    return (entry.name, worth[entry.name]), (name, there[name])
+    name = max(others, key=lambda n: others[n]) if other == "disk" else min(others, key=lambda n: others[n])
+    return (entry.name, worth[entry.name]), (name, others[name])
 
 
 def _row_worth(problem: Problem, table: TablePlan, row: int) -> float:
-    """Seconds a step that a row costs while it is far: how often a batch looks it up, times what bringing it takes."""
+    """Seconds a step that a row costs while it is not hot: its probability in a batch times its transfer."""
     tier = "disk" if table.tail == "disk" else "host"
     return problem.lookups[table.name].touched(problem.batch_size, row) * problem.row_seconds(tier)
 
@@ -121,10 +121,10 @@ def _alternatives(plan: Plan, entry: TablePlan, problem: Problem, limits: Mappin
     if entry.tiered and entry.tail != "sharded":
         other = "disk" if entry.tail == "host" else "host"
         changed[f"the same hot rows, the rest on {other}"] = replace(entry, tail=other)  # type: ignore[arg-type]
-    method = auto_method(entry.num_rows, problem.dim, 4 * entry.num_rows * problem.dim // SHARE)
+    method = auto_method(entry.num_rows, problem.dim, 4 * entry.num_rows * problem.dim // COMPRESSION)
     if method is not None:
         smaller = replace(entry, method=method, hot_rows=0, tail="compressed")
-        changed[f"compressed to 1/{SHARE} as {method.name}, no longer exact"] = smaller
+        changed[f"compressed to 1/{COMPRESSION} as {method.name}, no longer exact"] = smaller
     return [
         _alternative(plan, what, table, problem, limits)
         for what, table in changed.items()
@@ -164,19 +164,20 @@ def show_explanation(found: Explanation, plan: Plan, console: Console | None = N
     console.print(f"[bold]{entry.name}[/bold]: {hot}")
     if entry.tiered:
         console.print(f"its next hot row would save {found.next_row * 1e9:.3g} ns a step")
-        if found.dearest is not None and found.dearest[0] != entry.name:
-            console.print(f"that of '{found.dearest[0]}' would save {found.dearest[1] * 1e9:.3g} ns, so it comes first")
-        if found.cheapest is not None:
+        if found.best_next is not None and found.best_next[0] != entry.name:
             console.print(
-                f"the hot row worth least is one of '{found.cheapest[0]}': it saves {found.cheapest[1] * 1e9:.3g} ns"
+                f"that of '{found.best_next[0]}' would save {found.best_next[1] * 1e9:.3g} ns, so it comes first"
             )
+        if found.worst_last is not None:
+            name, seconds = found.worst_last
+            console.print(f"the hot row that saves least is one of '{name}': it saves {seconds * 1e9:.3g} ns")
     if found.in_memory:
-        (_, mine), (rival, theirs) = found.in_memory
-        there = "in memory" if entry.tail == "disk" else "on disk"
-        console.print(f"a step fetches {mine:.3g} of its rows for each MB, and {theirs:.3g} of '{rival}', {there}")
+        (_, own), (other_name, others) = found.in_memory
+        place = "in memory" if entry.tail == "disk" else "on disk"
+        console.print(f"a step fetches {own:.3g} of its rows for each MB, and {others:.3g} of '{other_name}', {place}")
     lines = new_table("instead", "step", "device memory", "fits")
     for other in found.alternatives:
         sign = "-" if other.device_bytes < 0 else "+"
-        moved = f"{sign}{readable_bytes(abs(other.device_bytes))}"
-        lines.add_row(other.what, f"{other.seconds * 1e3:+.3f} ms", moved, other.too_large or "yes")
+        more = f"{sign}{readable_bytes(abs(other.device_bytes))}"
+        lines.add_row(other.what, f"{other.seconds * 1e3:+.3f} ms", more, other.too_large or "yes")
     console.print(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,19 @@ from holdall.planning.lookup_counts import Lookups, table_lookups
 from holdall.planning.machine.hardware import Hardware, default_path, machine_identity
 from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
-from holdall.planning.workload import rehearse
+from holdall.planning.workload import trace_workload
 from holdall.popularity.hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.tiers.pipeline import GPU_PREFETCH
 
 
 def find_hardware(given: Hardware | str | Path | None) -> Hardware:
-    """Measured rates: given, of a file, or this machine's own."""
+    """Measured rates: as given, from a file, or this machine's own when None."""
     return given if isinstance(given, Hardware) else Hardware.load(default_path() if given is None else given)
 
 
 def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path | None) -> dict[str, Lookups]:
-    """Lookups of every table: from a profile of this data set, or counted."""
+    """Lookups of every table: from a profile of this data set, or counted when None."""
     if profile is None:
         train = DataSet(data, "train")
         return table_lookups(schema, count_lookups(train), len(train))
@@ -46,14 +47,11 @@ def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path
 def make_problem(
     schema: Schema, lookups: Mapping[str, Lookups], config: PlanConfig, hardware: Hardware, folder: Path | None = None
 ) -> Problem:
-    """Everything a forecast needs."""
+    """The planning problem of a data set, a model and a machine."""
     _refuse_incomplete(hardware)
     model = config.model.model_config()
     tables = model.table_rows(schema)
-    features: dict[str, int] = {}
-    for feature in schema.features:
-        table = feature.table or feature.name
-        features[table] = features.get(table, 0) + 1
+    features = features_per_table(schema)
     lengths = {}
     for feature in schema.features:
         table = feature.table or feature.name
@@ -66,7 +64,7 @@ def make_problem(
         batch_size=config.batch_size // config.world_size,
         num_dense=schema.num_dense,
         optimizer=config.optimizer,
-        work=rehearse(model, schema, config.optimizer, lengths),
+        work=trace_workload(model, schema, config.optimizer, lengths),
         hardware=hardware,
         world_size=config.world_size,
         prefetch=prefetch_depth(config, hardware),
@@ -75,10 +73,15 @@ def make_problem(
     )
 
 
-def prefetch_depth(config: PlanConfig, hardware: Hardware) -> int:
-    """How many steps ahead far rows are fetched: as was said, or as pays on such a machine.
+def features_per_table(schema: Schema) -> Counter[str]:
+    """Number of features that share each table."""
+    return Counter(feature.table or feature.name for feature in schema.features)
 
-    A GPU computes while rows move; the cores of a CPU would do both.
+
+def prefetch_depth(config: PlanConfig, hardware: Hardware) -> int:
+    """Steps ahead that rows are fetched: as configured, or by the device when absent.
+
+    A GPU computes while rows are transferred; on a CPU the same cores would do both.
     """
     if config.prefetch is not None:
         return config.prefetch
@@ -91,23 +94,23 @@ def _refuse_incomplete(hardware: Hardware) -> None:
     for name in ("gather", "scatter"):
         known |= {f"{name}, {tier}": getattr(hardware, name).get(tier) for tier in ("host", "cached", "disk")}
     if hardware.device != "cpu":
-        known["steps that are graphs"] = hardware.captured
+        known["steps as CUDA graphs"] = hardware.captured
     for name, rates in known.items():
         if not rates:
             raise ConfigError(f"the hardware file has no rates for {name}: measure again with `holdall hardware`")
 
 
 def _hot_share(folder: Path, hot: Mapping[str, int]) -> float:
-    """Share of the training samples that need hot rows alone; tables that the model does not read need none."""
+    """Share of the training samples that look up hot rows only; tables that the model does not use do not count."""
     data = DataSet(folder, "train")
     rows = {feature.table or feature.name: feature.num_rows for feature in data.schema.features}
     return float(hot_inputs(data, {**rows, **hot}).mean())
 
 
 def find_limits(config: PlanConfig, hardware: Hardware, folder: Path | None) -> dict[str, int]:
-    """Bytes that each tier may take: what was given, else what this machine has free, else no limit.
+    """Bytes that each tier may use: the cap, else what is free on this machine, else no limit.
 
-    Where the rates are those of another machine, nothing is known of its memory but what was given.
+    Where the rates are those of another machine, its free memory is unknown, and only caps limit.
     """
     caps = config.caps()
     here = hardware.machine.get("id") == machine_identity()["id"]

@@ -1,11 +1,11 @@
-"""What a plan is: for every table how it is stored, how many of its rows are hot, and where the others live.
+"""Plan of a model: the method, hot rows and place of every table, and the file `plan.json` that stores it.
 
-    plan = Plan.load("plan.json")      # refuses what cannot be, naming the place
-    plan.check(schema)                 # of this data set, and no other
+    plan = Plan.load("plan.json")      # refuses an invalid plan, naming the place
+    plan.check(schema)                 # refuses a plan of another data set
     plan.strategy, plan.methods(), plan.hot_rows()
 
-`plan.json` (docs/formats.md) keeps what was chosen apart from what was predicted. Choices may be edited by hand; a plan
-whose choices are not those of its forecast loads without one (`holdall plan DIR --edited plan.json` makes it).
+`plan.json` (docs/formats.md) stores choices and forecast apart. Choices may be edited by hand; a plan whose choices are
+not those of its forecast loads without the forecast (`holdall plan DIR --edited plan.json` makes a new one).
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ AGAIN = "make it again with `holdall plan`"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The places of all tables of one model, for one data set."""
+    """Places of all tables of one model, for one data set."""
 
     data: str
-    """Name of the data folder, for people."""
+    """Name of the data folder, for messages."""
     fingerprint: str
-    """Of the data set: `holdall.popularity.profile.fingerprint`."""
+    """Fingerprint of the data set (`holdall.popularity.profile.fingerprint`)."""
     model: dict[str, Any]
     """Settings of `TrainConfig` that describe the model: model, dim, bottom, top, interaction, ..."""
     dim: int
@@ -79,17 +79,17 @@ class Plan:
     device and the others fetched; `hot-batches`, as split, in batches that need no others; `two-fold`, several
     processes."""
     prefetch: int = 0
-    """Steps ahead that far rows are fetched."""
+    """Steps ahead that host and disk rows are fetched."""
     world_size: int = 1
     device: str = "cpu"
     caps: Caps = Caps()  # noqa: RUF009 (it is frozen)
     preset: str = "auto"
     tables: tuple[TablePlan, ...]
     notes: tuple[str, ...] = ()
-    """What the planner wants to be known, such as exactness given up."""
+    """Notes of the planner for the user, such as tables that are not exact."""
     forecast: Forecast | None = None
 
-    # --- what training asks ------------------------------------------------------------------------------------------
+    # --- for training ------------------------------------------------------------------------------------------------
 
     @property
     def kind(self) -> StrategyKind:
@@ -103,11 +103,11 @@ class Plan:
         raise ConfigError(f"the plan has no table '{name}'{did_you_mean(name, [t.name for t in self.tables])}")
 
     def methods(self) -> dict[str, Method]:
-        """How each table is stored, by table name: what `ModelConfig.build` takes."""
+        """Method of each table by name, the argument of `ModelConfig.build`."""
         return {table.name: table.method for table in self.tables}
 
     def hot_rows(self) -> dict[str, int]:
-        """Hot rows of every dense table, by name: what `tiers.place` takes."""
+        """Hot rows of each dense table by name, the argument of `tiers.place`."""
         return {
             table.name: table.num_rows if table.tail == "device" else table.hot_rows
             for table in self.tables
@@ -118,7 +118,7 @@ class Plan:
         return {table.name: table.tail for table in self.tables}
 
     def train_settings(self) -> dict[str, Any]:
-        """Values of `TrainConfig`'s fields that this plan was made for."""
+        """Settings of `TrainConfig` that this plan was made for."""
         return {
             **self.model,
             "batch_size": self.batch_size,
@@ -127,7 +127,7 @@ class Plan:
         }
 
     def check(self, schema: Schema) -> None:
-        """Raise unless this plan is for the data set that `schema` describes: its tables, their rows, its files."""
+        """Raise unless this plan is for the data set of `schema`: its tables, their rows, its files."""
         rows = model_of(self.model, "the plan").table_rows(schema)
         planned = {table.name: table.num_rows for table in self.tables}
         unknown, missing = [n for n in planned if n not in rows], [n for n in rows if n not in planned]
@@ -152,7 +152,7 @@ class Plan:
     # --- files -------------------------------------------------------------------------------------------------------
 
     def choices_hash(self) -> str:
-        """SHA-256 over everything that was chosen, and nothing that was predicted."""
+        """SHA-256 over the choices, without what was predicted."""
         choices = {name: value for name, value in self._document().items() if name not in ("notes", "preset", "data")}
         return hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()
 
@@ -213,7 +213,7 @@ class Plan:
         if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
             raise ConfigError(f"{where}: 'notes' must be a list of texts, not {notes!r}")
         plan = cls(**given, caps=caps, notes=tuple(notes), tables=tables)
-        _check_together(plan, where)
+        _check_strategy(plan, where)
         return plan if forecast is None else _with_forecast(plan, forecast, where)
 
 
@@ -265,7 +265,7 @@ def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def _caps(given: Any, where: str) -> Caps:
-    """Sizes by tier: bytes, or as people write them."""
+    """Caps by tier: bytes, or texts such as 4GB."""
     _refuse_unknown(given, set(TIERS), f"{where}, caps")
     found = {}
     for tier, size in given.items():
@@ -299,13 +299,13 @@ def _table(name: str, entry: Any, where: str) -> TablePlan:
 
 
 def _check_method(table: TablePlan, place: str) -> None:
-    """Method, hot rows and tail must say the same."""
+    """Refuse a method, hot rows and tail that contradict each other."""
     dense = isinstance(table.method, Dense)
     if dense and table.tail == "compressed":
         raise ConfigError(f"{place}: its tail is compressed, but its method is dense: name a compressed method")
     if not dense and table.tail != "compressed":
         raise ConfigError(
-            f"{place}: its method is {table.method.name}, which lives on the device as a whole: set tail to "
+            f"{place}: its method is {table.method.name}, which is stored whole on the device: set tail to "
             f"'compressed', or method to dense"
         )
     if not dense:
@@ -316,8 +316,8 @@ def _check_method(table: TablePlan, place: str) -> None:
             )
 
 
-def _check_together(plan: Plan, where: str) -> None:
-    """The strategy must be one that can place these tables."""
+def _check_strategy(plan: Plan, where: str) -> None:
+    """Refuse a strategy that cannot place these tables."""
     if not plan.tables:
         raise ConfigError(f"{where}: it places no table: {AGAIN}")
     dim = model_of(plan.model, where).dim
@@ -346,7 +346,7 @@ def _check_together(plan: Plan, where: str) -> None:
 
 
 def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:
-    """The plan with what was predicted of it, or without when its choices have been edited since."""
+    """The plan with its forecast, or without it when its choices have been edited since."""
     if not isinstance(forecast, dict):
         raise ConfigError(f"{where}: 'forecast' must be an object, not {forecast!r}: {AGAIN}")
     given = dict(forecast)

@@ -32,6 +32,7 @@ from holdall.data.schema import Schema
 from holdall.distributed.table_wise import assign_tables
 from holdall.planning.collective_cost import Links, Message
 from holdall.planning.forecast import memory, staging_rows
+from holdall.planning.inputs import features_per_table
 from holdall.planning.messages import (
     data_parallel_messages,
     dense_message,
@@ -232,12 +233,8 @@ def _messages(
         "world_size": problem.world_size,
     }
     if kind.shards_tables:
-        features = {table.name: 0 for table in tables}
-        for feature in schema.features:
-            name = feature.table or feature.name
-            features[name] = features.get(name, 0) + 1
         known = {table.name: problem.lookups[table.name] for table in tables}
-        found = table_wise_messages(known, owners, features, bagged=not schema.one_hot, **common)
+        found = table_wise_messages(known, owners, features_per_table(schema), bagged=not schema.one_hot, **common)
         return [*found, dense_message(problem.work.parameter_bytes, problem.world_size)]
     found = []
     if dense:

@@ -1,9 +1,9 @@
-"""What a step would cost: seconds by stage, from distinct rows a batch, bytes of a row and measured rates.
+"""Cost model of a training step: seconds by stage, from distinct rows a batch, bytes a row and measured rates.
 
-On a CPU, stages run one after the other unless something overlaps them: then the longer one hides the part
-`hardware.overlap` of the shorter one. On a GPU a step is a graph, and the host, what computes and what moves rows
-either way are four that work at the same time, if they may: the slowest sets the pace. Nothing here is fitted to a
-plan; every number comes from `Hardware` and from the counts of lookups.
+On a CPU, stages run in sequence. Where two overlap, the longer one hides the part `hardware.overlap` of the shorter
+one. On a GPU a step is a CUDA graph, and with prefetching four things run concurrently: the host, the computation, the
+fetches and the write-backs. The slowest of them sets the step time. Nothing here is fitted to a plan: every number
+comes from `Hardware` and from the lookup counts.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from holdall.tables import Dense, HotCold, Method
 from holdall.tiers.host_rows import RESIDENT_BYTES, exceeds_resident
 
 COPIED = "copied"
-"""Stands for a tier whose rows the host copies to a GPU from files in the system's memory."""
+"""Tier of rows that the host copies to a GPU from files in the page cache; it has no rates of its own."""
 FAULT_AROUND = 1 << 16
-"""Bytes of a file around a page that is read which Linux maps with it, where they are in its memory (its default)."""
+"""Bytes that Linux maps around a page of a file on a read fault, where they are in the page cache (its default)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be placed: tables, who looks them up how often, the model around them, and the machine."""
+    """Planning problem: tables, their lookups, the model around them, and the rates of the machine."""
 
     tables: dict[str, int]
     """Rows by table."""
     lookups: dict[str, Lookups]
     dim: int
     batch_size: int
-    """Of one process."""
+    """Samples of one process."""
     num_dense: int
     optimizer: str
     work: DenseWork
     hardware: Hardware
     precision: str = "float32"
-    """Of the layers and the interaction; float32 rates stand for others that were not measured."""
+    """Precision of the layers and the interaction; float32 rates are used where another was not measured."""
     world_size: int = 1
     prefetch: int = 0
     hot_inputs: Callable[[Mapping[str, int]], float] | None = None
-    """Share of the samples all of whose lookups are hot, given hot rows by table; only hot batches ask."""
+    """Share of the samples all of whose lookups are hot, given hot rows by table; needed for hot batches only."""
     _costs: dict[Any, tuple[Cost, Cost]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -76,7 +76,7 @@ class Problem:
     # --- tables ------------------------------------------------------------------------------------------------------
 
     def table_costs(self, method: Method, *, host: bool = False, num_rows: int | None = None) -> tuple[Cost, Cost]:
-        """Lookup, and backward with update, of a table of this method, the problem's dim and so many rows."""
+        """Cost of the lookup, and of the backward with update, of a table of this method and number of rows."""
         key = (str(method.to_json()), host)
         if key not in self._costs:
             known = self.hardware.host_tables if host else self.hardware.tables
@@ -88,28 +88,30 @@ class Problem:
         return replace(lookup, base=lookup.base * size), replace(update, base=update.base * size)
 
     def row_seconds(self, tier: str) -> float:
-        """What one far row costs a step when it has to be brought from a tier and sent back."""
-        return self.fetch_seconds(1.0, tier, base=False) + self.send_back_seconds(1.0, tier, base=False)
+        """Seconds to fetch one row from a tier and write it back, without fixed costs."""
+        return self.fetch_seconds(1.0, tier, base=False) + self.write_back_seconds(1.0, tier, base=False)
 
     def fetch_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
-        """Gathering rows and their state from a tier, handing them to the device and giving them their beginnings."""
-        return self._moved_seconds("read", rows, tier, base)
+        """Seconds to gather rows and their state from a tier, add their initial values and copy them to the device."""
+        return self._transfer_seconds("read", rows, tier, base)
 
-    def send_back_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
-        return self._moved_seconds("write", rows, tier, base)
+    def write_back_seconds(self, rows: float, tier: str, *, base: bool = True) -> float:
+        """Seconds to copy rows and their state to the host and scatter them to a tier."""
+        return self._transfer_seconds("write", rows, tier, base)
 
     @property
-    def reached_as(self) -> str | None:
-        """The tier that stands for rows of the host where kernels of the device reach them; None where none do."""
+    def kernel_tier(self) -> str | None:
+        """The tier whose rates host rows have where kernels of the device read and write them; None where they do
+        not."""
         tier = PINNED_DURING_STEPS if self.prefetch > 0 and PINNED_DURING_STEPS in self.hardware.gather else PINNED
         return tier if tier in self.hardware.gather else None
 
-    def _moved_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
+    def _transfer_seconds(self, way: str, rows: float, tier: str, base: bool) -> float:
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
-        if tier == "host" and self.reached_as is not None:  # kernels do all of it
-            lines = [line_at(rates[self.reached_as], width) for width in self.moved_bytes]
+        if tier == "host" and self.kernel_tier is not None:  # kernels gather and transfer
+            lines = [line_at(rates[self.kernel_tier], width) for width in self.moved_bytes]
             return sum(rows * line.each + (line.base if base else 0.0) for line in lines)
-        if self.hardware.captured is not None:  # the host of a GPU does
+        if self.hardware.captured is not None:  # the host of a GPU gathers and copies
             copied = self.hardware.captured.copied
             slower = sum(
                 line_at(rates[tier], width).each - line_at(rates["host"], width).each
@@ -123,7 +125,7 @@ class Problem:
         return total + begin.seconds(rows * self.dim, rows) - (0.0 if base else begin.base)
 
     def fault_seconds(self, way: str) -> float:
-        """What it costs a row that the page of a file it lies on is in the system's memory, but not mapped."""
+        """Seconds of a page fault on a row of a file whose page is in the page cache but not mapped."""
         rates = self.hardware.gather if way == "read" else self.hardware.scatter
         cached, mapped = (line_at(rates[tier], self.row_bytes).each for tier in ("cached", "host"))
         return max(0.0, cached - mapped)
@@ -134,45 +136,47 @@ class Problem:
 
 @dataclass(frozen=True)
 class Load:
-    """What a step asks of one table, on average."""
+    """Average lookups and rows of one table in a step."""
 
     lookups: float
     distinct: float
-    """Different rows."""
-    far_lookups: float = 0.0
-    far: float = 0.0
-    """Different rows that are fetched."""
+    """Distinct rows."""
+    fetched_lookups: float = 0.0
+    """Lookups of rows that are fetched."""
+    fetched: float = 0.0
+    """Distinct rows that are fetched."""
     from_disk: float = 0.0
-    """Those of them that are read from disk."""
+    """Fetched rows that are read from disk."""
     from_cache: float = 0.0
-    """Those of them that lie on disk, but are still in the system's memory."""
+    """Fetched rows of files that are in the page cache."""
     samples: int = 0
-    """Samples that have those far lookups."""
+    """Samples that have those lookups."""
 
 
-def table_load(problem: Problem, table: TablePlan, cached_rows: int = 0, crowding: float = 1.0) -> Load:
-    """`cached_rows` of a table on disk, after its hot ones, stay in the host's memory.
+def table_load(problem: Problem, table: TablePlan, cached_rows: int = 0, concentration: float = 1.0) -> Load:
+    """Load of a table; the first `cached_rows` after the hot rows of a table on disk are in the page cache.
 
-    With `crowding` c, far lookups come c times as close together as in the data: a batch has those of c batches.
+    With `concentration` c, a batch has the lookups of fetched rows of c batches of the data: hot batches have none, and
+    the other batches have them all.
     """
     known = problem.lookups[table.name]
     lookups, size = problem.batch_lookups(table.name), problem.batch_size
     distinct = known.distinct(size)
     if not table.tiered:
         return Load(lookups, distinct)
-    crowded = round(size * crowding)
-    far = known.distinct(crowded, table.hot_rows)
-    far_lookups = min(lookups, crowding * lookups * (1 - known.share(table.hot_rows)))
+    samples = round(size * concentration)
+    fetched = known.distinct(samples, table.hot_rows)
+    fetched_lookups = min(lookups, concentration * lookups * (1 - known.share(table.hot_rows)))
     if table.tail != "disk":
-        return Load(lookups, distinct, far_lookups, far, samples=crowded)
-    uncached = known.distinct(crowded, table.hot_rows + cached_rows)
-    return Load(lookups, distinct, far_lookups, far, uncached, far - uncached, crowded)
+        return Load(lookups, distinct, fetched_lookups, fetched, samples=samples)
+    uncached = known.distinct(samples, table.hot_rows + cached_rows)
+    return Load(lookups, distinct, fetched_lookups, fetched, uncached, fetched - uncached, samples)
 
 
 def stage_seconds(
     problem: Problem, tables: Sequence[TablePlan], strategy: str, loads: Mapping[str, Load]
 ) -> dict[str, float]:
-    """Seconds of every stage of a step, each on its own."""
+    """Seconds of every stage of a step, without overlap."""
     dense = [table for table in tables if isinstance(table.method, Dense)]
     on_host = STRATEGY_KINDS[strategy].looks_up_on_host
     found = dict.fromkeys(STAGES, 0.0)
@@ -185,12 +189,12 @@ def stage_seconds(
         more = num_packs(dense, strategy) - 1
         found["lookup"] += lookup.seconds(lookups, distinct) + more * lookup.base
         found["update"] += update.seconds(lookups, distinct) + more * update.base
-    together: set[str] = set()
+    launched: set[str] = set()
     for table in tables:
         if not isinstance(table.method, Dense):
             kind = table.method.name if problem.hardware.device != "cpu" and not on_host else table.name
-            costs = compressed_seconds(problem, table, on_host, joins=kind in together)
-            together.add(kind)
+            costs = compressed_seconds(problem, table, on_host, shares_launch=kind in launched)
+            launched.add(kind)
             for stage, seconds in zip(("lookup", "update"), costs, strict=True):
                 found[stage] += seconds
     if num_packs(dense, strategy) + (len(dense) < len(tables)) > 1:
@@ -202,7 +206,7 @@ def stage_seconds(
         found["fetch"] = problem.hardware.copy["to_device_pinned"].seconds(size)
         found["write_back"] = problem.hardware.copy["to_host_pinned"].seconds(size)
     elif STRATEGY_KINDS[strategy].has_hot_rows:
-        found.update(far_seconds(problem, tables, loads))
+        found.update(transfer_seconds(problem, tables, loads))
     found["dense"] = dense_seconds(problem)
     found["update"] += problem.hardware.dense_update[problem.optimizer].seconds(problem.work.num_parameters)
     if problem.world_size > 1:
@@ -211,25 +215,25 @@ def stage_seconds(
 
 
 def num_packs(dense: Sequence[TablePlan], strategy: str) -> int:
-    """How many storages dense tables lie in, each looked up and updated by itself: one a place, where they have several
-    (`tiers.place`)."""
+    """Number of packs of dense tables, each looked up and updated separately: one for each place of tails, where
+    `tiers.place` makes several."""
     return len({table.tail for table in dense}) if STRATEGY_KINDS[strategy].keeps_tail else min(1, len(dense))
 
 
-def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> dict[str, float]:
-    """Finding, fetching and sending back the rows of a step that are not hot.
+def transfer_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> dict[str, float]:
+    """Seconds to find, fetch and write back the rows of a step that are not hot.
 
-    Rows of files in the system's memory take as long as others there, and the faults of the pages that are not mapped.
+    Rows of files in the page cache cost as much as host rows, plus the faults of pages that are not mapped.
     """
     tiered = [loads[table.name] for table in tables if table.tiered]
     from_disk, from_cache = (sum(getattr(load, n) for load in tiered) for n in ("from_disk", "from_cache"))
-    from_host = sum(load.far for load in tiered) - from_disk - from_cache
+    from_host = sum(load.fetched for load in tiered) - from_disk - from_cache
     found = {"find": find_seconds(problem, tables, loads), "fetch": 0.0, "write_back": 0.0}
     mapped = "host" if problem.hardware.captured is None else COPIED
     for tier, rows in (("host", from_host), (mapped, from_cache), ("disk", from_disk)):
         if rows > 1e-9:
             found["fetch"] += problem.fetch_seconds(rows, tier)
-            found["write_back"] += problem.send_back_seconds(rows, tier)
+            found["write_back"] += problem.write_back_seconds(rows, tier)
     if from_cache > 1e-9:
         reads, writes = page_faults(problem, tables, loads)
         found["fetch"] += reads * problem.fault_seconds("read")
@@ -238,45 +242,45 @@ def far_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
 
 
 def find_seconds(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> float:
-    """Telling far rows from hot ones, in every pack that has any: one a kind of tail."""
+    """Seconds to find the rows to fetch in every pack that has any: one pack for each place of tails."""
     total = 0.0
     for tail in dict.fromkeys(table.tail for table in tables if table.tiered):
         of_pack = [loads[table.name] for table in tables if table.tiered and table.tail == tail]
-        lookups, far = (sum(getattr(load, what) for load in of_pack) for what in ("lookups", "far_lookups"))
-        reached = tail == "host" and problem.reached_as is not None
-        if problem.hardware.captured is not None and not reached:  # the host of a GPU finds the rows that it copies
+        lookups, fetched = (sum(getattr(load, what) for load in of_pack) for what in ("lookups", "fetched_lookups"))
+        by_kernel = tail == "host" and problem.kernel_tier is not None
+        if problem.hardware.captured is not None and not by_kernel:  # the host of a GPU finds the rows that it copies
             total += problem.hardware.captured.copied.per_lookup * lookups
         else:
-            total += problem.hardware.find.seconds(lookups, far)
+            total += problem.hardware.find.seconds(lookups, fetched)
     return total
 
 
 def launch_seconds(problem: Problem, tables: Sequence[TablePlan], strategy: str, numbers: float) -> float:
-    """What the host does for a step of a GPU whose batch has so many numbers, beyond tables and rows of its own."""
+    """Host seconds to launch a step of a GPU whose batch has `numbers` numbers; 0 on a CPU."""
     known = problem.hardware.captured
     if known is None:
         return 0.0
     kind = STRATEGY_KINDS[strategy]
     if kind.looks_up_on_host:
         return known.launch_layers.seconds(len(problem.work.layers))
-    moves = kind.keeps_tail and problem.reached_as is not None
-    reached = moves and any(table.tail == "host" for table in tables)
-    return (known.launch_far if reached else known.launch_step).seconds(numbers)
+    moves = kind.keeps_tail and problem.kernel_tier is not None
+    by_kernel = moves and any(table.tail == "host" for table in tables)
+    return (known.launch_far if by_kernel else known.launch_step).seconds(numbers)
 
 
 def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[str, Load]) -> tuple[float, float]:
-    """Pages of files that a step maps to read, and to write, them.
+    """Read faults and write faults of a step on pages of files.
 
-    A page stays mapped, for all its rows, until the pack lets go of what it has mapped (`RESIDENT_BYTES`), if there is
-    more than that. A system maps pages around one that is read, if it has them in memory, and marks each that is
-    written.
+    A page stays mapped, for all its rows, until the pack unmaps its pages, which it does when they exceed
+    `RESIDENT_BYTES`. On a read fault the system maps the pages around it that are in the page cache; on the first write
+    to each page it faults once more, to mark the page dirty.
     """
     on_disk = [table for table in tables if table.tail == "disk"]
     num_rows = sum(table.num_rows for table in on_disk)
-    far = sum(loads[table.name].far for table in on_disk)
-    if far <= 0:
+    fetched = sum(loads[table.name].fetched for table in on_disk)
+    if fetched <= 0:
         return 0.0, 0.0
-    steps = max(1.0, RESIDENT_BYTES / mmap.PAGESIZE / (2 * far))  # between two times of letting go
+    steps = max(1.0, RESIDENT_BYTES / mmap.PAGESIZE / (2 * fetched))  # between two times of unmapping
     found = [0.0, 0.0]
     for table in on_disk:
         known, samples = problem.lookups[table.name], round(loads[table.name].samples * steps)
@@ -289,11 +293,11 @@ def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
 
 
 def compressed_seconds(
-    problem: Problem, table: TablePlan, on_host: bool = False, *, joins: bool = False
+    problem: Problem, table: TablePlan, on_host: bool = False, *, shares_launch: bool = False
 ) -> tuple[float, float]:
-    """Lookup and update of a table that is not dense; of a `HotCold` one, of both its parts.
+    """Seconds of lookup and update of a compressed table; of a `HotCold` one, of both its parts.
 
-    `joins`: of what others pay for already, as on a GPU tables of one kind share their kernels.
+    `shares_launch`: without the fixed cost, which another table of the kind has, as they share kernels on a GPU.
     """
     known, size = problem.lookups[table.name], problem.batch_size
     method, lookups = table.method, problem.batch_lookups(table.name)
@@ -315,13 +319,13 @@ def compressed_seconds(
             distinct = chain.products(known.distinct_blocks(size, chain.block, hot), distinct)
         for place, cost in enumerate(costs):
             totals[place] += cost.seconds(of_part, distinct)
-            if joins or (part is not method and isinstance(part, Dense)):
-                totals[place] -= cost.base  # which is that of a pack, or of the kind
+            if shares_launch or (part is not method and isinstance(part, Dense)):
+                totals[place] -= cost.base  # counted once for the pack, or for the kind
     return totals[0], totals[1]
 
 
 def compressed_row_seconds(problem: Problem, name: str, method: Method) -> float:
-    """Seconds by which a row of a compressed table that a step looks up costs more than one that is stored, or 0."""
+    """Seconds by which a looked-up row of a compressed table costs more than a dense row, or 0."""
     known = problem.lookups[name]
     distinct = known.distinct(problem.batch_size)
     each = problem.batch_lookups(name) / distinct if distinct else 1.0
@@ -332,7 +336,7 @@ def compressed_row_seconds(problem: Problem, name: str, method: Method) -> float
 
 
 def dense_seconds(problem: Problem) -> float:
-    """The layers and the interaction, forward and backward."""
+    """Seconds of the layers and the interaction, forward and backward."""
     size, hardware = problem.batch_size, problem.hardware
     layers = [one for one in hardware.layers if one.precision == problem.precision] or hardware.layers
     interactions = [one for one in hardware.interactions if one.precision == problem.precision]
@@ -346,11 +350,11 @@ def dense_seconds(problem: Problem) -> float:
 
 
 def communicate_seconds(problem: Problem, tables: Sequence[TablePlan]) -> float:
-    """What processes tell each other in a step: hot rows on all of them and the others sharded, and the dense part."""
+    """Seconds of the exchange of a two-fold step: hot rows on every process, the others sharded, and the dense part."""
     collectives = problem.hardware.collectives
     if collectives is None:
         raise ConfigError(
-            f"the hardware file has no rates of processes talking to each other, which a world size of "
+            f"the hardware file has no rates of collectives, which a world size of "
             f"{problem.world_size} needs: measure with "
             f"`torchrun --nproc-per-node {problem.world_size} -m holdall hardware`"
         )
@@ -364,42 +368,43 @@ def communicate_seconds(problem: Problem, tables: Sequence[TablePlan]) -> float:
 
 
 def dense_bytes(problem: Problem, tables: Sequence[TablePlan]) -> int:
-    """Gradients that are summed whole: of the dense part, and of compressed tables (those kept by row send less)."""
+    """Bytes of the gradients that are all-reduced whole: of the dense part and of compressed tables (an upper bound for
+    those that update by row)."""
     compressed = [table for table in tables if not isinstance(table.method, Dense)]
     return problem.work.parameter_bytes + sum(t.method.num_bytes(t.num_rows, problem.dim) for t in compressed)
 
 
 def step_seconds(problem: Problem, stages: Mapping[str, float], strategy: str, *, copied: bool = False) -> float:
-    """A step with what overlaps: batches are read ahead, and far rows come ahead if they may.
+    """Seconds of a step with overlap: batches are read ahead, and with prefetching rows are fetched ahead.
 
-    `copied`: on a GPU, the host copies some far rows, so its threads have all that moves rows to do.
+    `copied`: on a GPU, the host copies some fetched rows, so its threads find, fetch and write back.
     """
-    near = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
-    far = stages["find"] + stages["fetch"] + stages["write_back"]
+    compute = stages["lookup"] + stages["dense"] + stages["update"] + stages["communicate"]
+    transfer = stages["find"] + stages["fetch"] + stages["write_back"]
     if problem.hardware.captured is not None:
-        return _step_of_gpu(problem, stages, strategy, near, far, copied)
+        return _gpu_step_seconds(problem, stages, strategy, compute, transfer, copied)
     overlap = problem.hardware.overlap
 
-    def together(one: float, other: float) -> float:
+    def overlapped(one: float, other: float) -> float:
         return max(one, other) + (1 - overlap) * min(one, other)
 
     if problem.prefetch > 0:
-        return together(near, far + stages["read"])
-    return together(near + far, stages["read"])
+        return overlapped(compute, transfer + stages["read"])
+    return overlapped(compute + transfer, stages["read"])
 
 
-def _step_of_gpu(
-    problem: Problem, stages: Mapping[str, float], strategy: str, near: float, far: float, copied: bool
+def _gpu_step_seconds(
+    problem: Problem, stages: Mapping[str, float], strategy: str, compute: float, transfer: float, copied: bool
 ) -> float:
-    """The slowest of those that work at the same time: the host, what computes, and what moves rows either way."""
+    """Seconds of the slowest of what runs concurrently on a GPU: the host, the computation, fetches and write-backs."""
     launch = stages["launch"]
     kind = STRATEGY_KINDS[strategy]
     if kind.looks_up_on_host:  # the host looks up, waits and updates; layers are launched while they run
-        return near - stages["dense"] + max(stages["dense"], launch) + far
+        return compute - stages["dense"] + max(stages["dense"], launch) + transfer
     if not kind.has_hot_rows:
-        return max(near, launch)
+        return max(compute, launch)
     if problem.prefetch == 0 or not kind.keeps_tail:
-        return near + far + launch
+        return compute + transfer + launch
     if copied:
-        return max(near, launch + far)
-    return max(near + stages["find"], stages["fetch"], stages["write_back"], launch)
+        return max(compute, launch + transfer)
+    return max(compute + stages["find"], stages["fetch"], stages["write_back"], launch)

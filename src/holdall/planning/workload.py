@@ -1,8 +1,8 @@
-"""What a training step computes and allocates, found by rehearsing it on a few samples.
+"""Workload of a training step: its layers and the memory it allocates, traced by running it on a few samples.
 
-The step is run twice, on batches of two small sizes in which every id is different, with every tensor it makes watched.
-Everything in it grows in proportion to the batch, so two sizes tell the bytes in use at each of its operations for any
-size, and with them the peak: exact for a batch of distinct ids on the CPU's code path, a bound for any other batch.
+The step runs twice, on batches of two small sizes with distinct ids, and every tensor it allocates is recorded. All
+allocations grow linearly with the batch, so two sizes give the live bytes at each operation for any size, and their
+peak. It is exact for a batch of distinct ids on the CPU's code path, and an upper bound for any other batch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdall.optim.optimizers import Optimizers
 from holdall.optim.records import RECORDS
 
 SIZES = (16, 32)
-"""Batches of the two rehearsals."""
+"""Batch sizes of the two runs."""
 
 
 @dataclass(frozen=True)
-class Applied:
-    """A linear layer, and how often a sample passes through it."""
+class LinearWork:
+    """A linear layer, and the number of times a sample passes through it."""
 
     inputs: int
     outputs: int
@@ -40,24 +40,24 @@ class Applied:
 
 @dataclass(frozen=True)
 class DenseWork:
-    """The part of a model that is not tables."""
+    """Work and memory of a model without its tables."""
 
-    layers: tuple[Applied, ...]
+    layers: tuple[LinearWork, ...]
     interaction: tuple[int, int, float] | None
-    """Vectors, their dim, and interactions a sample, of a model that multiplies all pairs."""
+    """Vectors, their dim, and interactions a sample, of a model with a dot interaction."""
     num_parameters: int
     parameter_bytes: int
     state_bytes: int
     live: tuple[tuple[float, float], ...]
-    """(bytes, bytes a sample) in use at each operation of a step, beyond parameters and their state."""
+    """(bytes, bytes a sample) allocated at each operation of a step, beyond parameters and their state."""
 
     def step_bytes(self, batch_size: int) -> int:
-        """Most bytes that a step of this size has in use at once."""
+        """Peak bytes of a step of this batch size."""
         return max((round(base + each * batch_size) for base, each in self.live), default=0)
 
 
 class LiveBytes(TorchDispatchMode):
-    """Watches the tensors that operations make: `history` is the bytes in use after each operation."""
+    """Recorder of allocations: `history` is the live bytes after each operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class LiveBytes(TorchDispatchMode):
         key, size = id(storage), storage.nbytes()
         self.now += size
 
-        def gone(_: Any) -> None:
+        def freed(_: Any) -> None:
             self.now -= size
             self._known.pop(key, None)
 
-        self._known[key] = weakref.ref(storage, gone)
+        self._known[key] = weakref.ref(storage, freed)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -94,8 +94,8 @@ def _tensors(value: Any) -> list[Tensor]:
     return [found for item in value for found in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-def rehearse(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mapping[str, float]) -> DenseWork:
-    """Run a step of the model on made-up batches; `lengths` is the lookups a sample of every feature has."""
+def trace_workload(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mapping[str, float]) -> DenseWork:
+    """Trace a step of the model on synthetic batches; `lengths` are the lookups a sample of every feature."""
     histories, layers, interaction = [], {}, None
     model: Model | None = None
     for size in SIZES:
@@ -115,8 +115,8 @@ def rehearse(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mappi
         model = config.build(small)
         optimizers = Optimizers(model, OptimizerConfig(name=optimizer))  # type: ignore[arg-type]
         batch = _batch(small, size, lengths)
-        _step(model, optimizers, batch)  # what is made once and kept is made now
-        layers = _watch_layers(model, batch, size)
+        _step(model, optimizers, batch)  # warm-up: allocates what is kept between steps
+        layers = _trace_layers(model, batch, size)
         live = LiveBytes()
         with live:
             _step(model, optimizers, batch)
@@ -140,7 +140,7 @@ def _length(one_hot: bool, mean: float) -> int:
 
 
 def _batch(schema: Schema, size: int, lengths: Mapping[str, float]) -> Batch:
-    """Samples all of whose ids are different."""
+    """A batch of distinct ids."""
     counts = [_length(feature.one_hot, lengths[feature.name]) for feature in schema.features]
     flat = torch.cat([torch.arange(size * count, dtype=torch.int32) for count in counts])
     if schema.one_hot:
@@ -157,22 +157,22 @@ def _step(model: Model, optimizers: Optimizers, batch: Batch) -> None:
     optimizers.step()
 
 
-def _watch_layers(model: Model, batch: Batch, size: int) -> dict[str, Applied]:
-    """The linear layers that a sample passes through, by name, and how often."""
-    found: dict[str, Applied] = {}
+def _trace_layers(model: Model, batch: Batch, size: int) -> dict[str, LinearWork]:
+    """The linear layers that a sample passes through, by name."""
+    found: dict[str, LinearWork] = {}
     handles = []
     inside = {id(layer) for module in model.modules() if isinstance(module, MLP) for layer in module}
 
-    def watch(name: str, module: nn.Module, given: Any) -> None:
+    def record(name: str, module: nn.Module, given: Any) -> None:
         rows = given[0].numel() / given[0].shape[-1] / size
         linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
         for place, layer in enumerate(linear):
-            found[f"{name}.{place}"] = Applied(layer.in_features, layer.out_features, rows)
+            found[f"{name}.{place}"] = LinearWork(layer.in_features, layer.out_features, rows)
 
     for name, module in model.named_modules():
         if isinstance(module, MLP) or (isinstance(module, nn.Linear) and id(module) not in inside):
             handles.append(
-                module.register_forward_pre_hook(lambda module, given, name=name: watch(name, module, given))
+                module.register_forward_pre_hook(lambda module, given, name=name: record(name, module, given))
             )
     with torch.no_grad():
         model.score(batch.dense, _looked_up(model, batch))
@@ -182,12 +182,12 @@ def _watch_layers(model: Model, batch: Batch, size: int) -> dict[str, Applied]:
 
 
 def _looked_up(model: Model, batch: Batch) -> Any:
-    with torch.enable_grad():  # without it a model may hand row numbers over, for inference
+    with torch.enable_grad():  # without gradients a model may return row numbers, for inference
         return model.lookup(batch)
 
 
 def _interaction(model: Model, lengths: Mapping[str, float]) -> tuple[int, int, float] | None:
-    """The shape of a model's dot interaction."""
+    """The shape of a model's dot interaction; None for a model without one."""
     config: Any = model.config
     num_dense = 0 if getattr(model, "bottom", None) is None else 1
     if config.family == "dlrm" and config.interaction == "dot":
@@ -199,7 +199,7 @@ def _interaction(model: Model, lengths: Mapping[str, float]) -> tuple[int, int, 
 
 
 def _lines(first: list[int], second: list[int]) -> tuple[tuple[float, float], ...]:
-    """(base, each) of bytes at every operation; of the peaks alone where the two steps differ in their operations."""
+    """(base, each) of the live bytes at every operation; of the peaks only where the two runs differ in operations."""
     if len(first) != len(second):
         first, second = [max(first)], [max(second)]
     small, large = SIZES
