@@ -1,4 +1,4 @@
-"""Every way to store one embedding table, one file per method."""
+"""Methods of storing one embedding table, one file per method."""
 
 from __future__ import annotations
 

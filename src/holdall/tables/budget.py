@@ -1,4 +1,4 @@
-"""Spreading a byte budget over the tables of a model."""
+"""Division of a byte budget over the tables of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdall.tables.robe import Robe
 from holdall.tables.tensor_train import TensorTrain
 
 MIN_ROWS = 1_000
-"""Where a method is given without a budget, tables with fewer rows stay dense: together they are a few percent."""
+"""Where a method is given without a budget, tables with fewer rows stay dense: a few percent of all bytes."""
 ROBE_SHARE = 50
 
 
@@ -25,12 +25,12 @@ def suggest(
     *,
     min_rows: int = 0,
 ) -> dict[str, Method]:
-    """A method for every table such that all of them together take at most `budget`.
+    """A method for every table such that all of them take at most `budget` in total.
 
     `budget` is a size or a share of the dense bytes (see `parse_budget`). Tables share it in proportion to the square
-    root of their bytes, and one that would get as much as it takes stays dense: so small tables do. Tables of fewer
-    than `min_rows` rows stay dense whatever their share. A table whose share is below the smallest setting of
-    the method gets that setting. `auto` is what `auto_method` says.
+    root of their bytes. A table whose share is at least its dense bytes stays dense; small tables do. Tables of fewer
+    than `min_rows` rows stay dense whatever their share. A table whose share is below the smallest setting of the
+    method gets that setting. `auto` is the choice of `auto_method`.
     """
     kind = find_method(method) if isinstance(method, str) and method != "auto" else method
     dense = {name: 4 * num_rows * dim for name, num_rows in cardinalities.items()}
@@ -65,13 +65,13 @@ def find_method(method: str) -> type[Method]:
 
 
 def auto_method(num_rows: int, dim: int, num_bytes: int) -> Method | None:
-    """What `auto` stores a table in: ROBE down to a fiftieth of the dense bytes, a tensor train below.
+    """The method of `auto`: ROBE down to a fiftieth of the dense bytes, a tensor train below.
 
     Of the methods that are small from the start, ROBE had the best AUC on the Criteo sample at every size and on
-    planted clicks at three of four; on Book-Crossing, of few features and many ids, it fell far behind below a
+    planted clicks at three of four; on Book-Crossing, of few features and many ids, it was far worse below a
     fiftieth, where the tensor train was at most 0.006 of AUC from the best of them on all three
-    (benchmarks/results/methods.json). The rule was read off these test scores: no other data has confirmed it. A hashed
-    table is left for shares of a few rows, None for less than one.
+    (benchmarks/results/methods.json). The rule comes from these test scores: no other data has confirmed it. Shares of
+    a few rows get a hashed table, less than one row None.
     """
     kinds = (Robe, TensorTrain, Hashed) if num_bytes * ROBE_SHARE >= 4 * num_rows * dim else (TensorTrain, Hashed)
     return next((found for kind in kinds if (found := _for_bytes(kind, num_rows, dim, num_bytes))), None)
@@ -90,7 +90,7 @@ def _for_bytes(kind: type[Method] | str, num_rows: int, dim: int, num_bytes: int
 def _smallest(kind: type[Method] | str, num_rows: int, dim: int) -> Method:
     """The smallest setting of a method, found by bisection; dense where even that takes as much."""
     best: Method = Dense()
-    low, high = 0, 4 * num_rows * dim  # fails at low; high is what dense takes
+    low, high = 0, 4 * num_rows * dim  # fails at low; high is the dense size
     while high - low > 1:
         middle = (low + high) // 2
         found = _for_bytes(kind, num_rows, dim, middle)
@@ -114,7 +114,7 @@ def _too_small(
 
 
 def _shares(dense: Mapping[str, int], available: int) -> dict[str, int]:
-    """Bytes for each table: c * sqrt(its dense bytes), at most its dense bytes, with c such that all is used."""
+    """Bytes for each table: c * sqrt(its dense bytes), at most its dense bytes; c such that the budget is used up."""
     shares: dict[str, int] = {}
     open_tables = dict(dense)
     while open_tables:

@@ -1,7 +1,7 @@
-"""Clustered rows: every id points to one of a few shared rows, found by k-means over a trained table.
+"""Clustered table: every id has one of a few shared rows, found by k-means over a trained table.
 
 Wu, Xu, Zhang, Chen and Wang, "SAEC: Similarity-Aware Embedding Compression in Recommendation Systems",
-arXiv:1903.00103 (2019): the most frequent rows seed the clusters, and the shared rows go on training.
+arXiv:1903.00103 (2019): the most frequent rows seed the clusters, and the shared rows continue to train.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
 
 SCORE_NUMBERS = 1 << 22
-"""Distances computed at once, 16 MB in float32."""
+"""Distances in one block, 16 MB in float32."""
 
 MAX_REVIVED = 1024
 """Empty clusters that one pass of k-means gives a new row to."""
@@ -33,11 +33,11 @@ def index_dtype(clusters: int) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Clustered(Method):
-    """`row_i = centroids[assignment[i]]`; the assignment comes from a fit and stays, the centroids train.
+    """`row_i = centroids[assignment[i]]`; a fit sets the assignment, the centroids train.
 
-    A row takes 1, 2 or 4 bytes, by the number of clusters, beside `clusters * dim` numbers. A fresh table has not been
-    fitted: id i then shares with i modulo `clusters`, so the most popular ids have clusters to themselves at their
-    head. With as many clusters as rows every row is its own.
+    A row takes 1, 2 or 4 bytes, by the number of clusters, beside `clusters * dim` numbers. In a fresh table, not yet
+    fitted, id i has cluster i modulo `clusters`, so the most popular ids have different clusters. With as many clusters
+    as rows every row is its own.
     """
 
     name: ClassVar[str] = "clustered"
@@ -107,7 +107,7 @@ class ClusteredTable(Table):
         """K-means of the rows of `weight` [num_rows, dim], each counting `counts` [num_rows] times (once when None).
 
         The first distinct rows, the most popular ones, are the seeds, so a table with no more distinct rows than
-        clusters is fitted exactly. Clusters that fall empty move to the rows that are worst off. Deterministic on a
+        clusters is fitted exactly. Empty clusters move to the rows with the largest distance. Deterministic on a
         CPU; one block of rows and one of distances are in memory beside the clusters. `fit_error` does not weigh rows.
         """
         check_shape(weight, self)
@@ -169,7 +169,7 @@ def _nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _means(sums: Tensor, centroids: Tensor, worst: Tensor) -> Tensor:
-    """New centroids: the mean of each cluster; empty ones move to the worst rows while there are any, else stay."""
+    """New centroids: the mean of each cluster; empty ones move to the `worst` rows while there are any, else stay."""
     mass = sums[:, -1:]
     means = torch.where(mass > 0, sums[:, :-1] / mass, centroids)
     empty = (mass[:, 0] == 0).nonzero()[: worst.shape[0], 0]
@@ -181,7 +181,7 @@ def _first_distinct_rows(weight: Tensor, count: int, device: torch.device) -> Te
     """The first `count` distinct rows (all of them, if there are fewer), in order and in float64."""
     found = torch.empty(0, weight.shape[1], dtype=torch.float64, device=device)
     for _, block in row_blocks(weight, device):
-        for rows in block.split(max(count, 4096)):  # mostly the first `count` rows are distinct, and that is all
+        for rows in block.split(max(count, 4096)):  # mostly the first `count` rows are distinct: done
             pool = torch.cat((found, rows))
             found = pool[_first_occurrences(pool)][:count]
             if found.shape[0] == count:

@@ -1,4 +1,4 @@
-"""The table as everyone knows it: every row stored, `num_rows * dim` numbers."""
+"""Dense table: every row stored, `num_rows * dim` numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dense(Method):
 
 
 class DenseTable(Table):
-    """`weight` [num_rows, dim], with sparse gradients: a step costs what it touches, not what is stored."""
+    """`weight` [num_rows, dim], with sparse gradients: a step costs the rows it touches, not those stored."""
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
@@ -54,7 +54,7 @@ class DenseTable(Table):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None = None) -> None:
-        """Draw a seed, if there is none yet, and give every row its initial values by it (see `initial_rows`).
+        """Draw a seed, if there is none yet, and set every row to its initial values (see `initial_rows`).
 
         A table on the meta device has no rows, but draws its seed.
         """

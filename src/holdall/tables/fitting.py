@@ -1,6 +1,6 @@
-"""What the fits of several methods share: reading a dense table block by block, and the error of a fit.
+"""Helpers of the fits of several methods: blocks of a dense table, and the error of a fit.
 
-`weight` [num_rows, dim] may be a tensor over a memory map that is larger than memory: nothing here holds more than
+`weight` [num_rows, dim] may be a tensor over a memory map that is larger than memory: nothing here loads more than
 `BLOCK_NUMBERS` of its numbers (or one row) at a time. Sums are taken in float64.
 """
 
@@ -16,19 +16,19 @@ from holdall.common.errors import ConfigError
 from holdall.tables.table import Table
 
 BLOCK_NUMBERS = 1 << 20
-"""Numbers read at once: 8 MB in float64; a few such temporaries live at a time."""
+"""Numbers of a block: 8 MB in float64; a few such temporaries exist at a time."""
 
 FIT_ROUNDS = 30
 """Most rounds of an iterative fit."""
 FIT_GAIN = 1e-5
-"""Share of the table's square norm that a round must gain to be followed by another.
+"""Share of the table's square norm that a round must gain for the fit to continue.
 
 A planted table with noise takes 3 to 10 rounds, and is then within 2e-5 of the relative error that 1e-8 leads to.
 """
 
 
 def check_shape(weight: Tensor, table: Table) -> None:
-    """Refuse rows that are not those of `table`."""
+    """Raise a `ConfigError` unless `weight` has the shape of `table`."""
     if tuple(weight.shape) != (table.num_rows, table.dim):
         raise ConfigError(
             f"cannot fit a {table.method.name} table of {table.num_rows} rows of dim {table.dim} to a weight of "
@@ -37,7 +37,7 @@ def check_shape(weight: Tensor, table: Table) -> None:
 
 
 def block_slices(num_rows: int, dim: int) -> Iterator[slice]:
-    """Where the blocks of a table's rows lie, for walks that write rows rather than read them."""
+    """Bounds of the blocks of a table's rows, for passes that write rows rather than read them."""
     step = max(1, BLOCK_NUMBERS // dim)
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
@@ -53,7 +53,7 @@ def row_blocks(weight: Tensor, device: torch.device | None = None) -> Iterator[t
 
 
 def grid_tiles(weight: Tensor, width: int, device: torch.device | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Tiles of the rows laid out as a grid: row `q * width + r` at (q, r), the last line of the grid maybe shorter.
+    """Tiles of the rows laid out as a grid: row `q * width + r` at (q, r), the last line of the grid may be shorter.
 
     Yields (quotients, remainders, values [Q, R, dim] in float64), each row of `weight` in exactly one tile.
     """
@@ -86,7 +86,7 @@ def add_rows(sums: Tensor, index: Tensor, values: Tensor) -> None:
 
 
 def relative_error(weight: Tensor, table: Table) -> float:
-    """Frobenius norm of `weight` minus the rows that `table` stands for, over that of `weight`."""
+    """Frobenius norm of `weight` minus the rows of `table`, over that of `weight`."""
     missed = total = 0.0
     for ids, rows in row_blocks(weight, table.device):
         total += float(rows.square().sum())

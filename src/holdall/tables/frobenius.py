@@ -1,4 +1,4 @@
-"""The Frobenius-product (FPD) table: two thin factors over a grid of ids and one shared basis of the rows."""
+"""Frobenius-product (FPD) table: two thin factors over a grid of ids and one shared basis of the rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
 
 SPARSE_SIDE = 1 << 15
-"""Side of the grid from which on gradients of the factors are sparse: tables of more than a billion rows.
+"""Side of the grid above which gradients of the factors are sparse: tables of more than a billion rows.
 
 At (8, 4) and batch 4,096 on one core, updating all of the factors takes SGD 0.1 ms at ten million rows, 0.5 at a
 billion and 1.6 at ten billion, and Adagrad 0.4, 4.9 and 19 ms; updating the touched rows takes 0.1 to 0.5 ms always.
@@ -46,9 +46,9 @@ class Frobenius(Method):
     name: ClassVar[str] = "frobenius"
 
     rank: int = 8
-    """Numbers that a row is a combination of; more than dim adds capacity only through the terms it brings."""
+    """Length of u; more than dim adds capacity only through the terms."""
     terms: int = 4
-    """Products of a left and a right factor that are summed for each of them."""
+    """Products of a left and a right factor that are summed for each number of u."""
 
     def __post_init__(self) -> None:
         for what, value in (("rank", self.rank), ("terms", self.terms)):
@@ -65,9 +65,8 @@ class Frobenius(Method):
         """The widest setting (largest rank*terms) whose float32 table takes at most `num_bytes`.
 
         The published heuristic proposes (8, 4) and (16, 2), beside CP with (24, 1) and (32, 1): rank*terms of 24 to 32.
-        A budget for that gets one of this proportion, a smaller or larger one is shrunk or grown in both: the rank
-        is 1 to 8 times the terms, at most dim (then only terms grow) and a multiple of 4 from 8 on, for aligned
-        rows; among equally wide ones the nearest to rank = 2*terms wins.
+        Larger and smaller budgets change both: the rank is 1 to 8 times the terms, at most dim (then only terms grow)
+        and a multiple of 4 from 8 on, for aligned rows; among equally wide ones the nearest to rank = 2*terms wins.
         """
         side = grid_side(num_rows)
         best: tuple[int, float, int, int] | None = None
@@ -92,13 +91,13 @@ class Frobenius(Method):
 class FrobeniusTable(Table):
     """`left` and `right` [q, terms*rank] with term-major columns, and `basis` [rank, dim].
 
-    Gradients are dense up to `SPARSE_SIDE`, so that any optimizer will do, and sparse for left and right beyond it.
+    Gradients are dense up to `SPARSE_SIDE`, for any optimizer, and sparse for left and right beyond it.
     """
 
     def __init__(self, method: Frobenius, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.fast = True
-        """Off for the plain reference of the kernel, in tests."""
+        """False for the plain reference of the kernel, in tests."""
         self.rank, self.terms, self.side = method.rank, method.terms, grid_side(num_rows)
         self.sparse = self.side > SPARSE_SIDE
         # Given signs on the left and basis columns of one norm, every number of a row is a sum of independent Gaussians
@@ -146,14 +145,14 @@ class FrobeniusTable(Table):
         return self._sums(ids, starts, self._scale(ids, starts, per_sample_weights))
 
     def _one_id_a_bag(self, input: Tensor, offsets: Tensor | None) -> bool:
-        """Whether pooling has nothing to do; True also says that the offsets are sound."""
+        """Whether every bag is one id, so that there is nothing to pool; True implies that the offsets are valid."""
         if input.dim() == 2:
             return input.shape[1] == 1 and offsets is None
         size = input.numel() + self.include_last_offset
         return input.dim() == 1 and offsets is not None and offsets.shape == (size,) and _counts_up(offsets)
 
     def _scale(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor | None:
-        """What each row is multiplied by in its bag's sum [L]: its weight, 1/length for the mean, 0 for padding."""
+        """Factor [L] on each row in its bag's sum: its weight, 1/length for the mean, 0 for padding."""
         dtype = self.basis.dtype
         keep = None if self.padding_idx is None else ids != self.padding_idx
         if weights is not None:
@@ -171,7 +170,7 @@ class FrobeniusTable(Table):
         """Best fit by alternating least squares, see `holdall.tables.frobenius_fit`; sets `fit_error`.
 
         Exact for a table of this method and setting when rank*terms is less than the grid's side. Reads `weight` block
-        by block; besides a few blocks it holds 16 * q * min(rank, dim) * rank * terms bytes (13 MB for ten million rows
+        by block; besides a few blocks it needs 16 * q * min(rank, dim) * rank * terms bytes (13 MB for ten million rows
         at (8, 4), never more than 64 KB * q).
         """
         assert isinstance(table, FrobeniusTable)
@@ -182,7 +181,7 @@ class FrobeniusTable(Table):
                 table.left.copy_(found.A.permute(1, 2, 0).flatten(1))
                 table.right.copy_(found.B.permute(1, 2, 0).flatten(1))
                 table.basis.copy_(found.W)
-            else:  # rows that are all zero: the other two stay as they were drawn, so that left can learn
+            else:  # rows that are all zero: the other two keep their initial values, so that left can learn
                 table.left.zero_()
         table.fit_error = relative_error(weight, table)
         return table

@@ -1,16 +1,16 @@
-"""Best fit of a Frobenius-product table to given rows, by alternating least squares over blocks of rows.
+"""Fit of a Frobenius-product table to given rows, by alternating least squares over blocks of rows.
 
 Seen as a tensor X[i1, i2, d] (q x q x dim, the id being i1*q + i2), the table is a block-term decomposition
 
     X[i1, i2, :] ~ sum_c (sum_k A[c, i1, k] B[c, i2, k]) W[c, :]
 
 in `rank` terms of multilinear rank (terms, terms, 1) (De Lathauwer, 2008). Given two of A, B, W the third is a linear
-least-squares problem with a normal matrix of at most rank*terms columns. The start decides where the alternation ends,
-so it is sought where sweeps cost little: the tensor is projected onto its leading subspaces in all three modes (a
-truncated Tucker decomposition), the small core is fitted from several starts, and the best is refined on all rows.
+least-squares problem with a normal matrix of at most rank*terms columns. The result depends on the start, so the start
+is searched where sweeps cost little: the tensor is projected onto its leading subspaces in all three modes (a truncated
+Tucker decomposition), the small core is fitted from several starts, and the best is refined on all rows.
 
-The grid's last cells, which no row fills, are left out of every sum. All sums are float64; a pass over the rows holds
-one block of them and its products with the factors. There are 3 passes, and 2 for every sweep.
+Cells of the grid without a row are left out of every sum. All sums are float64; a pass over the rows keeps one block of
+them and its products with the factors. There are 3 passes, and 2 for every sweep.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdall.tables.method import require
 CORE = 1 << 12  # columns of the projected unfoldings, [q, CORE] float64: bounds the memory of large settings
 STARTS = 4  # of the core: leading directions, then random ones; the first suffices for nine planted tables of ten
 CORE_SWEEPS = 200
-CONVERGED = 1e-7  # relative error under which nothing is left to gain: the sums of squares cancel at about 1e-8
+CONVERGED = 1e-7  # relative error below which a fit stops: the sums of squares cancel at about 1e-8
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Grid:
         self.num_used = self.num_full + (self.num_last > 0)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Slices of grid rows, and their cells [m * side, dim] in float64 with zeros in those that hold no row."""
+        """Slices of grid rows, and their cells [m * side, dim] in float64, zero where there is no row."""
         height = max(1, BLOCK_NUMBERS // (self.side * self.weight.shape[1]))
         for start in range(0, self.num_used, height):
             stop = min(start + height, self.num_used)
@@ -71,9 +71,9 @@ class Grid:
 def fit_factors(
     weight: Tensor, side: int, rank: int, terms: int, *, sweeps: int = 50, device: torch.device | None = None
 ) -> Factors:
-    """Factors whose table is as close to `weight` [num_rows, dim] as the search finds; the same on every call.
+    """Factors of the closest table to `weight` [num_rows, dim] that the search finds; the same on every call.
 
-    Computes on `device` (that of `weight` if None), where the blocks are brought one by one.
+    Computes on `device` (that of `weight` if None), and copies the blocks there one by one.
     """
     device = weight.device if device is None else device
     generator = torch.Generator(device=device).manual_seed(0)
@@ -87,7 +87,7 @@ def _tucker(grid: Grid, rank: int, terms: int, generator: torch.Generator) -> tu
     """The core [s, R, R] of the tensor in its leading subspaces, and these: E, G [side, R] and V [s, dim].
 
     V is exact; E comes from a random projection of the second mode, G from the tensor projected on E. A grid row that
-    is not filled is left out, since the zeros in it belong to no low-rank tensor; the sweeps see it.
+    is not filled is left out, since the zeros in it belong to no low-rank tensor; the sweeps use it.
     """
     dim = grid.weight.shape[1]
     options: dict[str, Any] = {"dtype": torch.float64, "device": grid.device}
@@ -143,7 +143,7 @@ def _fit_core(core: Tensor, rank: int, terms: int, generator: torch.Generator) -
 def _start(core: Tensor, rank: int, terms: int, random: bool, generator: torch.Generator) -> Factors:
     """W the leading directions (or random ones), and for each the `terms` leading singular pairs of its R x R slice.
 
-    Directions beyond those there are, and pairs beyond R, are small and random: the alternation finds their use.
+    Directions beyond those there are, and pairs beyond R, are small and random: the alternation changes them.
     """
     s, R, _ = core.shape
     options: dict[str, Any] = {"generator": generator, "dtype": core.dtype, "device": core.device}
@@ -174,7 +174,7 @@ def _alternate(grid: Grid, factors: Factors, sweeps: int, patience: int) -> Fact
 def _sweep(grid: Grid, factors: Factors) -> tuple[Factors, float]:
     """A, then B, then W set to their least-squares optimum given the others, and the relative error after it.
 
-    A grid row's A depends on that row alone, so one pass solves A and gathers what B needs; W takes the other.
+    A grid row's A depends on that row alone, so one pass solves A and sums the moments of B; W takes the other.
     """
     A, B, W = factors.A.clone(), factors.B, factors.W
     full, last = grid.num_full, grid.num_last
@@ -231,8 +231,8 @@ def _solve(normal: Tensor, moments: Tensor, old: Tensor) -> Tensor:
 def balance(factors: Factors) -> Factors:
     """The same table with its scale spread evenly over the factors: A[c, :, k] as large as B[c, :, k] and W[c].
 
-    Training moves factors of equal size together; an uneven split costs more AUC than the choice of method. A term
-    that the fit has no use for is the exception: A alone holds its smallness, so that A can still learn.
+    Training moves factors of equal size at the same rate; an uneven split costs more AUC than the choice of method. A
+    term that the fit does not use is the exception: A alone is small, so that A can still learn.
     """
     tiny = torch.finfo(factors.W.dtype).tiny ** 0.25
     a, b = (factor.square().mean(1, keepdim=True).sqrt().clamp(min=tiny) for factor in (factors.A, factors.B))

@@ -1,4 +1,4 @@
-"""The hashing trick: ids are hashed into fewer rows than there are ids, and those that meet share a row."""
+"""Hashed table (the hashing trick): ids are hashed into fewer rows, and ids of one bucket share a row."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdall.tables.table import Table
 class Hashed(Method):
     """`row(id) = weight[hash(id) mod buckets]`.
 
-    Weinberger et al., "Feature hashing for large scale multitask learning", 2009.
-    Stores `buckets * dim` numbers. With at least as many buckets as rows there is nothing to share: the table stores
-    `num_rows` rows and `row(id) = weight[id]`, without collisions.
+    Weinberger et al., "Feature hashing for large scale multitask learning", 2009. Stores `buckets * dim` numbers. With
+    at least as many buckets as rows nothing is shared: the table stores `num_rows` rows and `row(id) = weight[id]`,
+    without collisions.
     """
 
     name: ClassVar[str] = "hashed"
@@ -29,7 +29,7 @@ class Hashed(Method):
     buckets: int
     """Rows that are stored."""
     seed: int = 0
-    """Which of the hash functions is used; ids that meet under one seed part under another."""
+    """Number of the hash function; ids that collide under one seed do not under another."""
 
     def __post_init__(self) -> None:
         require(
@@ -83,7 +83,7 @@ class HashedTable(Table):
         return F.embedding(self.buckets(ids), self.weight, sparse=True)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        # Pooling the stored rows directly saves finding the distinct ids. Not for max, which has no sparse gradient in
+        # Pooling the stored rows directly avoids finding the distinct ids. Not for max, which has no sparse gradient in
         # torch, nor with padding, whose bucket other ids share.
         if self.mode == "max" or self.padding_idx is not None:
             return super().forward(input, offsets, per_sample_weights)

@@ -1,4 +1,4 @@
-"""The integer hash shared by every method that hashes ids: splitmix64, the same on every device and past 2^31.
+"""Integer hash of every method that hashes ids: splitmix64, the same on every device and past 2^31.
 
 The hash of `id` under `seed` is output number `id` of the splitmix64 generator whose state starts at `stream(seed)`
 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), all arithmetic modulo 2^64:
@@ -8,7 +8,7 @@ The hash of `id` under `seed` is output number `id` of the splitmix64 generator 
     z = (z ^ z >> 27) * 0x94D049BB133111EB
     hash = z ^ z >> 31
 
-It is a bijection of the 64-bit integers, so distinct ids never have equal hashes; they only meet in a bucket. Torch has
+It is a bijection of the 64-bit integers, so distinct ids never have equal hashes; they only share buckets. Torch has
 no unsigned 64-bit arithmetic: int64 products wrap to the same bits, and the shifts are made logical by a mask. Hashing
 costs some 15 elementwise integer operations an id.
 """
@@ -37,7 +37,7 @@ _STEPS = ((30, _signed(_FIRST)), (27, _signed(_SECOND)))
 
 
 def stream(seed: int) -> int:
-    """State (below 2^64) where the generator of `seed` starts: seeds next to each other start far apart."""
+    """Initial state (below 2^64) of the generator of `seed`; those of consecutive seeds are far apart."""
     z = (seed + 1) * _GAMMA & _MASK
     z = (z ^ z >> 30) * _FIRST & _MASK
     z = (z ^ z >> 27) * _SECOND & _MASK
@@ -61,7 +61,7 @@ def buckets_of(hashes: Tensor, num_buckets: int) -> Tensor:
 
 
 def signs_of(hashes: Tensor, dtype: torch.dtype) -> Tensor:
-    """+1 or -1 by the highest bit of each hash, the one that `buckets_of` leaves alone."""
+    """+1 or -1 by the highest bit of each hash, which `buckets_of` does not use."""
     return 1 - 2 * (hashes < 0).to(dtype)
 
 
@@ -71,6 +71,6 @@ def hash_buckets(ids: Tensor, num_buckets: int, seed: int) -> Tensor:
 
 
 def check_seed(seed: int, method: str) -> None:
-    """Refuse a seed that JSON or int64 could not carry."""
+    """Raise a `ConfigError` for a seed outside of what JSON and int64 represent."""
     valid = isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed <= _LOW_BITS
     require(valid, method, f"seed must be a whole number from 0 to 2^63 - 1, not {seed!r}")

@@ -1,8 +1,8 @@
-"""Hot and cold: the popular rows exact, the tail stored by any other method.
+"""Hot/cold table: the popular rows exact, the tail stored by any other method.
 
 Ids are in order of popularity, so hot is a prefix: `id < hot_rows` is the whole test. FAE (arXiv:2103.00686) and the
-cache of TT-Rec (arXiv:2101.11714) single popular rows out; here they are parameters like any other, which train,
-persist and count.
+cache of TT-Rec (arXiv:2101.11714) treat popular rows apart; here they are ordinary parameters, which train, are saved
+and are counted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HotCold(Method):
     hot_rows: int | float
     """Rows stored exactly: a number of rows, or a share of the table between 0 and 1."""
     cold: Method
-    """How the rest is stored. It may be trained, frozen (`Quantized`) or another `HotCold`."""
+    """Method of the other rows: trained, frozen (`Quantized`) or another `HotCold`."""
 
     def __post_init__(self) -> None:
         rows = self.hot_rows
@@ -42,7 +42,7 @@ class HotCold(Method):
         require(isinstance(self.cold, Method), self.name, f"cold must be a table method, not {self.cold!r}")
 
     def split(self, num_rows: int) -> tuple[int, int]:
-        """How many rows of a table are hot, and how many cold."""
+        """Number of hot rows of a table, and of cold ones."""
         hot = round(self.hot_rows * num_rows) if isinstance(self.hot_rows, float) else min(self.hot_rows, num_rows)
         return hot, num_rows - hot
 
@@ -63,7 +63,8 @@ class HotCold(Method):
     ) -> HotCold:
         """Hot rows for `hot_share` of the bytes, and the largest setting of `cold` (Frobenius when None) for the rest.
 
-        Where the rest is too little for the cold method, the hot rows give way; what it leaves unused they take.
+        Where the rest is too little for the cold method, there are fewer hot rows; bytes that it leaves unused go to
+        them.
         """
         if cold is None:
             from holdall.tables.frobenius import Frobenius
@@ -104,7 +105,7 @@ class HotColdTable(Table):
             return of._build(rows, dim, replace(options, init_std=std, padding_idx=its_padding)) if rows else None
 
         self.fixed_shapes: bool | None = None
-        """Whether `_rows` makes both rows of every id and picks one, without a look at the ids; on a GPU when None."""
+        """Whether `_rows` computes both rows of every id and selects one, whatever the ids are; on a GPU when None."""
         self.hot = part(Dense(), 0, self.hot_rows)
         self.cold = part(method.cold, self.hot_rows, num_cold)
 
@@ -133,10 +134,10 @@ class HotColdTable(Table):
         return ids.is_cuda if self.fixed_shapes is None else self.fixed_shapes
 
     def _rows_of_both(self, ids: Tensor) -> Tensor:
-        """`_rows` in shapes that do not depend on the ids, so that nothing waits for a GPU and a graph can hold it.
+        """`_rows` in shapes that do not depend on the ids: nothing synchronizes, and a CUDA graph can capture it.
 
-        An id takes a row it does not use from either part; that row gets a gradient of zero. It is one that another id
-        uses, so that lazy optimizers touch no other rows (the first, in a batch whose ids are all hot or all cold).
+        Each id also looks up a row of the part it is not in; that row gets a gradient of zero. It is a row of another
+        id, so that lazy optimizers touch no other rows (the first, in a batch whose ids are all hot or all cold).
         """
         assert self.hot is not None
         assert self.cold is not None
@@ -149,7 +150,7 @@ class HotColdTable(Table):
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         plain = offsets is None and per_sample_weights is None and self.padding_idx is None
         if plain and input.dim() == 2 and input.shape[1] == 1 and self._has_fixed_shapes(input):
-            return self._rows(self._checked(input).reshape(-1))  # finding distinct ids would wait for the GPU
+            return self._rows(self._checked(input).reshape(-1))  # finding distinct ids would synchronize
         return super().forward(input, offsets, per_sample_weights)
 
     @property

@@ -1,4 +1,4 @@
-"""Initial rows that need no storage: a function of (seed, row), the same in any process, order and place.
+"""Initial rows that need no storage: a function of (seed, row), the same in any process, order and tier.
 
 Row i of a table is made of the hashes of i under the table's seed: each gives four numbers of 16 bits, and each of
 those picks one of 65,536 quantiles of the normal distribution. Only integers and a table are involved, so a row has the
@@ -17,7 +17,7 @@ from holdall.tables.hashing import hash_ids
 
 LEVELS = 1 << 16
 BLOCK_NUMBERS = 1 << 18
-"""Numbers made at a time when filling a table: their hashes stay in the cache."""
+"""Numbers of a block when a table is filled: their hashes stay in the cache."""
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
@@ -28,10 +28,10 @@ def draw_seed(generator: torch.Generator | None = None) -> int:
 
 @cache
 def quantiles(device: torch.device) -> Tensor:
-    """[65,536] float32: the middles of as many equally likely parts of the standard normal distribution."""
+    """[65,536] float32: the midpoints of as many equally likely intervals of the standard normal distribution."""
     middles = (torch.arange(LEVELS, dtype=torch.float64) + 0.5) / LEVELS
     values = torch.erfinv(2 * middles - 1) * 2**0.5
-    return (values / values.square().mean().sqrt()).float().to(device)  # the tails that are cut off had some of it
+    return (values / values.square().mean().sqrt()).float().to(device)  # the truncated tails had some variance
 
 
 def initial_rows(rows: Tensor, dim: int, seed: int | Tensor, std: float | Tensor) -> Tensor:
@@ -46,9 +46,9 @@ def initial_rows(rows: Tensor, dim: int, seed: int | Tensor, std: float | Tensor
 
 @torch.no_grad()
 def fill_with_initial_rows(weight: Tensor, seed: int, std: float) -> None:
-    """Give every row of a table its initial values, a block at a time."""
+    """Set every row of a table to its initial values, a block at a time."""
     num_rows, dim = weight.shape
-    block = max(1, BLOCK_NUMBERS // dim) * (64 if weight.is_cuda else 1)  # a GPU has no use for small ones
+    block = max(1, BLOCK_NUMBERS // dim) * (64 if weight.is_cuda else 1)  # small blocks are of no use on a GPU
     for start in range(0, num_rows, block):
         rows = torch.arange(start, min(start + block, num_rows), device=weight.device)
         weight[start : start + rows.numel()].copy_(initial_rows(rows, dim, seed, std))

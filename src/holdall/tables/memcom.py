@@ -1,4 +1,4 @@
-"""MEmCom: a row shared by several ids, times one number of each id's own.
+"""MEmCom table: a row shared by several ids, times one number of each id's own.
 
 Pansare et al., "Learning compressed embeddings for on-device inference", 2022.
 """
@@ -23,14 +23,14 @@ class MemCom(Method):
     """`row(id) = shared[id mod buckets] * scale[id]`, plus `shift[id]` on every column with `bias`.
 
     Stores `buckets * dim + num_rows` numbers (`+ 2 * num_rows` with `bias`). The remainder is used rather than a hash,
-    as in the paper: where ids are in order of popularity the first `buckets` of them, the popular ones, never meet.
+    as in the paper: where ids are in order of popularity the first `buckets` of them, the popular ones, never collide.
     More buckets than rows are stored as `num_rows`.
     """
 
     name: ClassVar[str] = "memcom"
 
     buckets: int
-    """Rows that are shared."""
+    """Number of shared rows."""
     bias: bool = False
     """Whether every id also has a number that is added to its row."""
 
@@ -138,7 +138,7 @@ def _fit(weight: Tensor, table: MemComTable) -> None:
 
 
 def _directions(weight: Tensor, buckets: int, bias: bool, device: torch.device) -> Tensor:
-    """Unit vectors [buckets, dim] that hold the most of the rows of each bucket (0 where those are all 0)."""
+    """Unit vectors [buckets, dim] of the strongest direction of the rows of each bucket (0 where those are all 0)."""
     num_rows, dim = weight.shape
     signs = signs_of(hash_ids(torch.arange(-(-num_rows // buckets), device=device), 0), torch.float64)[:, None, None]
     direction = torch.zeros(buckets, dim, dtype=torch.float64, device=device)

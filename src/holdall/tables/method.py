@@ -1,7 +1,7 @@
-"""What a way of storing a table is: a small frozen dataclass that builds tables, counts their bytes and goes to JSON.
+"""Method of storing a table: a small frozen dataclass that builds tables, counts their bytes and converts to JSON.
 
-The one place that knows every method by name is `holdall.tables.METHODS`, a plain dict: nothing is imported by name and
-nothing is evaluated.
+`holdall.tables.METHODS`, a plain dict, is the only registry of names: nothing is imported by name and nothing is
+evaluated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dense_std(num_rows: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """How a table is looked up and initialised, the same for every method; the meaning is that of `nn.EmbeddingBag`."""
+    """Options of lookup and initial values, the same for every method; the meaning is that of `nn.EmbeddingBag`."""
 
     mode: Mode = "sum"
     padding_idx: int | None = None
@@ -42,12 +42,12 @@ class TableOptions:
     dtype: torch.dtype = torch.float32
     device: torch.device | str | None = None
     generator: torch.Generator | None = None
-    """Source of the initial values; torch's global one when None."""
+    """Generator of the initial values; torch's global one when None."""
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A way of storing a table. Subclasses are frozen dataclasses whose fields are its settings."""
+    """Base of the methods. Subclasses are frozen dataclasses whose fields are the settings of the method."""
 
     name: ClassVar[str]
     """Its name in JSON and on the command line."""
@@ -85,7 +85,7 @@ class Method(ABC):
         raise ConfigError(f"{cls.name} has no size to choose: it cannot be fitted to a byte budget")
 
     def fit(self, weight: Tensor, **options: Any) -> Table:
-        """A table of this method that stands for `weight` [num_rows, dim] as closely as it can."""
+        """A table of this method, fitted to `weight` [num_rows, dim] as closely as the method can."""
         num_rows, dim = weight.shape
         options.setdefault("dtype", weight.dtype)
         options.setdefault("device", weight.device)

@@ -1,4 +1,4 @@
-"""Mixed dimension: a narrow table and one small matrix that widens its rows to the model's dim.
+"""Mixed-dimension table: narrow rows, and one small matrix that widens them to the model's dim.
 
 Ginart, Naumov, Mudigere, Yang and Zou, "Mixed Dimension Embeddings with Application to Memory-Efficient Recommendation
 Systems", arXiv:1909.11810 (2019). Tables of popular rows stay wide, the long ones become narrow: `mixed_dimensions`
@@ -38,7 +38,7 @@ class MixedDimension(Method):
     """Width k of the stored rows."""
     bits: Literal[8, 4] | None = None
     """Bits of a number of the narrow rows, rounded as `Quantized` does; such rows are fitted and not trained, the
-    projection may be. None: narrow rows as they are."""
+    projection may be. None: narrow rows are not rounded."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
@@ -70,7 +70,7 @@ class MixedDimensionTable(Table):
     """`narrow`, a table [num_rows, k], dense with sparse gradients or rounded, and `projection` [k, dim].
 
     Fresh rows are exactly Gaussian: N is, and the columns of P have one norm. Both have the same root mean square, so
-    that neither is left behind by an optimizer that treats numbers alike.
+    that an optimizer with one learning rate trains both.
     """
 
     def __init__(self, method: MixedDimension, num_rows: int, dim: int, options: TableOptions):
@@ -96,7 +96,7 @@ class MixedDimensionTable(Table):
         return self._widened(self.narrow._rows(ids))
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        if self.mode == "max":  # which must see wide rows
+        if self.mode == "max":  # max needs wide rows
             return super().forward(input, offsets, per_sample_weights)
         return self._widened(self.narrow(self._checked(input), offsets, per_sample_weights))
 

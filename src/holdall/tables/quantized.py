@@ -1,7 +1,7 @@
-"""Quantised rows: every row has its own grid of 256 or 16 levels, and a number is a code of 8 or 4 bits.
+"""Quantised table: every row has its own grid of 256 or 16 levels, and a number is a code of 8 or 4 bits.
 
-Frozen codes are what serving wants. Training has two forms: `stochastic` holds nothing but the codes while it trains,
-`learned` trains ordinary numbers through their rounding and is turned into codes by `freeze()` afterwards.
+Frozen codes are for serving. Training has two forms: `stochastic` stores nothing but the codes while it trains,
+`learned` trains floating point numbers through their rounding, and `freeze()` turns them into codes afterwards.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from holdall.tables.rounding import (
 from holdall.tables.table import Table
 
 HEADROOM = 0.25
-"""Width added to the grid of a row that outgrew it, so that a growing row is laid on new grids a few times, not every
-step: each new grid rounds all its numbers anew, and that noise adds up."""
+"""Width added to the grid of a row that outgrew it, so that a growing row gets a new grid a few times, not every step:
+each new grid rounds all numbers again, and that noise adds up."""
 
 MAX_PENDING = 10_000
-"""Backward passes after which gradients that nobody applies are an error rather than a leak."""
+"""Backward passes after which gradients that were not applied are an error rather than a leak."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Quantized(Method):
     name: ClassVar[str] = "quantized"
 
     bits: Literal[8, 4] = 8
-    """Bits of a code; training is with 8."""
+    """Bits of a code; training needs 8."""
     rounding: Literal["nearest", "stochastic", "learned"] = "nearest"
-    """How a number becomes a code: the nearest, a random neighbour of the right mean, or (when training) by a learned
-    step. Learned rounding stores float numbers, and counts them, until `freeze()`."""
+    """Rounding of a number to a code: to the nearest, stochastically (right in the mean), or (when training) by a
+    learned step. Learned rounding stores float numbers, and counts them, until `freeze()`."""
     trainable: bool = False
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Quantized(Method):
 
     @property
     def levels(self) -> int:
-        """The greatest code."""
+        """The largest code."""
         return 2**self.bits - 1
 
     def row_width(self, dim: int) -> int:
@@ -140,7 +140,7 @@ class QuantizedTable(Table):
     def _store(
         self, place: slice | Tensor, rows: Tensor, grid: Tensor, generator: torch.Generator | None = None
     ) -> None:
-        """Round rows to their grids and keep both."""
+        """Round rows to their grids and store both."""
         codes = quantize(rows, grid, self.method.levels, self.method.rounding == "stochastic", generator)
         self.codes[place] = codes if self.method.bits == 8 else pack_pairs(codes)
         self.grid[place] = grid
@@ -177,10 +177,10 @@ class QuantizedTable(Table):
 class StochasticRoundingTable(QuantizedTable):
     """Codes that train, without a copy in floating point: low-precision training as in Li et al., arXiv:2212.05735.
 
-    There is no parameter for an optimizer to hold. A backward pass leaves the gradients of the rows it looked up here,
-    several add up, and `apply_gradients(lr)` takes one step of SGD: touched rows are made, moved and rounded at random
-    so that the mean is right. A row keeps its grid while it fits, so that numbers without gradient do not move at all.
-    The draws come from torch's global generator, which checkpoints restore.
+    There is no parameter for an optimizer. A backward pass stores the gradients of the rows it looked up here, several
+    add up, and `apply_gradients(lr)` takes one step of SGD: touched rows are decoded, updated and rounded
+    stochastically. A row keeps its grid while it fits, so that numbers without gradient do not move at all. The draws
+    come from torch's global generator, which checkpoints restore.
     """
 
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
@@ -193,7 +193,7 @@ class StochasticRoundingTable(QuantizedTable):
 
     @eager
     def _collected(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """The rows as a leaf of the graph whose gradient comes here."""
+        """The rows as a leaf of the graph whose gradient is stored here."""
 
         def keep(gradient: Tensor) -> None:
             if len(self._pending) >= MAX_PENDING:
@@ -208,13 +208,13 @@ class StochasticRoundingTable(QuantizedTable):
         return rows
 
     def pending_gradient(self) -> tuple[Tensor, Tensor]:
-        """Distinct ids [U], ascending, and the gradient [U, dim] that backward passes have left for each."""
+        """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
         if not self._pending:
             return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(0, self.dim)
         return sum_by_row(join(self._pending))
 
     def zero_pending(self) -> None:
-        """Forget the gradients that were not applied."""
+        """Drop the gradients that were not applied."""
         self._pending.clear()
 
     def apply_gradients(self, lr: float) -> None:
@@ -223,15 +223,15 @@ class StochasticRoundingTable(QuantizedTable):
 
     @torch.no_grad()
     def apply_row_update(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Add `change(ids [U], gradients [U, dim])` [U, dim] to the touched rows, and forget their gradients.
+        """Add `change(ids [U], gradients [U, dim])` [U, dim] to the touched rows, and drop their gradients.
 
-        This is where an optimizer with state of its own comes in; ids are distinct and ascending.
+        The hook for an optimizer with state of its own; ids are distinct and ascending.
         """
         ids, gradients = self.pending_gradient()
         self.zero_pending()
         if ids.numel() == 0:
             return
-        dtype = torch.promote_types(self.grid.dtype, torch.float32)  # bfloat16 rows would swallow small changes
+        dtype = torch.promote_types(self.grid.dtype, torch.float32)  # bfloat16 rows would lose small changes
         old = self.grid.index_select(0, ids).to(dtype)
         (zero, step), codes = old.split(1, dim=1), self.codes.index_select(0, ids).to(dtype)
         delta = change(ids, gradients.to(dtype))
@@ -257,8 +257,8 @@ class LearnedRoundingTable(Table):
     `round(w/step) - w/step` (or the clip) to the step. The step is learned as a factor of the row's own range, because
     fresh rows are tiny and grow a hundredfold: an absolute step would first clip them and then overshoot.
 
-    `weight` [num_rows, dim] and `log_step` [num_rows, 1] count as what they are, floating point numbers; `freeze()`
-    gives the table of codes that this one stands for.
+    `weight` [num_rows, dim] and `log_step` [num_rows, 1] count as floating point numbers; `freeze()` gives the table of
+    codes with the same rows.
     """
 
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
@@ -295,7 +295,7 @@ class LearnedRoundingTable(Table):
     @classmethod
     @torch.no_grad()
     def from_dense(cls, weight: Tensor, table: Table) -> Table:
-        """Take the numbers as they are, and the range of each row; the error is that of their rounding."""
+        """Copy the numbers, and take the range of each row; the error is that of their rounding."""
         assert isinstance(table, LearnedRoundingTable)
         check_shape(weight, table)
         for ids, rows in row_blocks(weight, table.device):
@@ -309,13 +309,13 @@ def _rounded(weight: Tensor, log_step: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers [U, dim] from -127 to 127 and the step [U, 1] of every row, with gradients as if not rounded."""
     largest = weight.detach().abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny * 127)
     step = log_step.exp() * (largest / 127)
-    # Clip a hair inside the next level, so that rounding in w / step never cuts the largest number off its gradient.
+    # Clip just inside the next level, so that rounding in w / step never clips the largest number's gradient.
     clipped = (weight / step).clamp(-127.49, 127.49)
     return clipped + (clipped.round() - clipped).detach(), step
 
 
 def _frozen_like(table: QuantizedTable | LearnedRoundingTable, dtype: torch.dtype, device: object) -> QuantizedTable:
-    """A table of zeros like `table` that holds frozen codes."""
+    """A table of frozen codes like `table`, all zeros."""
     options = TableOptions(
         mode=table.mode,
         padding_idx=table.padding_idx,

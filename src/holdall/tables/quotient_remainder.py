@@ -1,4 +1,4 @@
-"""Quotient-remainder: an id is the pair of its quotient and its remainder by `buckets`, each with a small table.
+"""Quotient-remainder table: an id is the pair of its quotient and its remainder by `buckets`, each with a small table.
 
 Shi et al., "Compositional embeddings using complementary partitions for memory-efficient recommendation systems", 2019.
 """
@@ -32,7 +32,7 @@ class QuotientRemainder(Method):
     buckets: int
     """Rows of the remainder table."""
     operation: Literal["mult", "add", "concat"] = "mult"
-    """How the two rows are combined: their product, their sum, or side by side.
+    """Combination of the two rows: their product, their sum, or side by side.
 
     "concat" gives the first half of the dim to the remainder (the larger half, when dim is odd) and the second to the
     quotient. A dim of 1 has no second half: its ids with the same remainder share their one number.
@@ -133,7 +133,7 @@ class QuotientRemainderTable(Table):
         "add" and "concat" have a closed form (two passes over `weight`, the second to measure the error). For "mult"
         every column of `weight` is a grid of quotients by remainders, and its best rank-one approximation is found by
         power iteration (alternating least squares, as the last line of the grid may be incomplete): two passes a round,
-        at most `FIT_ROUNDS` rounds, two when the product can stand for `weight` exactly.
+        at most `FIT_ROUNDS` rounds, two when the product can equal `weight` exactly.
         """
         assert isinstance(table, QuotientRemainderTable)
         check_shape(weight, table)
@@ -154,7 +154,7 @@ def _zeros(weight: Tensor, buckets: int, device: torch.device) -> tuple[Tensor, 
 
 
 def _lengths(num_rows: int, buckets: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """How many rows have each quotient [Q, 1], and each remainder [buckets, 1]."""
+    """Number of rows with each quotient [Q, 1], and with each remainder [buckets, 1]."""
     full, rest = divmod(num_rows, buckets)
     of_quotient = torch.full((full + (rest > 0), 1), float(buckets), dtype=torch.float64, device=device)
     of_remainder = torch.full((buckets, 1), float(full), dtype=torch.float64, device=device)

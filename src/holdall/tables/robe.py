@@ -1,4 +1,4 @@
-"""ROBE: rows are made of blocks of one shared array, at hashed places; several tables may use the same array.
+"""ROBE table: rows are blocks of one shared array, at hashed positions; several tables may use the same array.
 
 Desai, Chou and Shrivastava, "Random offset block embedding (ROBE) for compressed embedding tables in deep learning
 recommendation systems", 2022.
@@ -23,14 +23,14 @@ from holdall.tables.table import Table
 
 @dataclass(frozen=True)
 class Robe(Method):
-    """`row(id)[j * block : (j + 1) * block] = sign(id, j) * array[place(id, j)]`, with place and sign from one hash.
+    """`row(id)[j * block : (j + 1) * block] = sign(id, j) * array[position(id, j)]`; one hash gives position and sign.
 
-    Stores `size` numbers, whatever the number of rows. Places are multiples of `block` (the paper's are arbitrary): the
-    array is then a matrix [size / block, block] that is gathered, differentiated and updated by row. Every number is
-    shared by as many others as with arbitrary places, but two blocks meet whole or not at all, so a row should have at
-    least four. In training a planted factorisation of dim 16 at 1/4 and 1/20 of the dense size (5 seeds), blocks of 4
-    lost nothing to arbitrary places of 8 (log loss lower by 0.0003 +- 0.0004); blocks of 8 lost 0.0013, and whole rows,
-    which is hashing, 0.01.
+    Stores `size` numbers, whatever the number of rows. Positions are multiples of `block` (the paper's are arbitrary):
+    the array is then a matrix [size / block, block] that is gathered, differentiated and updated by row. Every number
+    is shared by as many others as with arbitrary positions, but two blocks are the same or disjoint, so a row should
+    have at least four. In training a planted factorisation of dim 16 at 1/4 and 1/20 of the dense size (5 seeds),
+    blocks of 4 lost nothing to arbitrary positions of 8 (log loss lower by 0.0003 +- 0.0004); blocks of 8 lost 0.0013,
+    and whole rows, which is hashing, 0.01.
 
     A dim that is no multiple of `block` uses the first numbers of its last block; a dim below `block` makes blocks of
     `dim` numbers.
@@ -41,14 +41,14 @@ class Robe(Method):
     size: int
     """Numbers in the array, a multiple of `block`."""
     block: int = 4
-    """Neighbouring numbers of a row that stay together: a quarter of dim is a good choice.
+    """Neighbouring numbers of a row with one position: a quarter of dim is a good choice.
 
     Larger is faster (a hash and a gather for every block of a row), smaller makes rows more different.
     """
     seed: int = 0
-    """Which of the hash functions is used; tables that share an array have different ones."""
+    """Number of the hash function; tables that share an array have different ones."""
     signs: bool = True
-    """Whether blocks are taken with random signs, so that what is shared cancels on average."""
+    """Whether blocks have random signs, so that shared numbers cancel on average."""
 
     def __post_init__(self) -> None:
         whole = isinstance(self.block, int) and self.block >= 1
@@ -59,7 +59,7 @@ class Robe(Method):
         check_seed(self.seed, self.name)
 
     def shape(self, dim: int) -> tuple[int, int]:
-        """Places of the array of a table of that dim, and numbers in each."""
+        """Blocks of the array of a table of that dim, and numbers in each."""
         block = min(self.block, dim)
         return self.size // block, block
 
@@ -71,7 +71,7 @@ class Robe(Method):
     def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Robe:
         """As large an array as fits, at most the dense table's, in four blocks a row, or more of at most 16 numbers.
 
-        Blocks are chosen so that the last one of a row is as full as can be.
+        Block sizes are chosen so that the last block of a row is as full as possible.
         """
         block = -(-dim // max(min(4, dim), -(-dim // 16)))
         require(
@@ -104,7 +104,7 @@ class RobeTable(Table):
         self.array.normal_(0.0, self.init_std, generator=generator)
 
     def places(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Place in the array, and sign if there are any, of every block of the rows of `ids`: [U, blocks_per_row]."""
+        """Position in the array, and sign if any, of every block of the rows of `ids`: [U, blocks_per_row]."""
         blocks = ids[:, None] * self.blocks_per_row + torch.arange(self.blocks_per_row, device=ids.device)
         hashes = hash_ids(blocks, self.method.seed)
         signs = signs_of(hashes, self.array.dtype) if self.method.signs else None
@@ -137,8 +137,8 @@ def share_array(tables: Sequence[RobeTable]) -> None:
     """Make `tables` use one array: that of the first of them, its initial scale included.
 
     The array is then one parameter under several names: `nn.ModuleList(tables).parameters()` has it once, and each
-    table's `num_bytes()` counts all of it. Equal ids of different tables must not land in the same place, so a table
-    whose seed an earlier one has gets the next free seed; its `method` says so. Doing this again changes nothing.
+    table's `num_bytes()` counts all of it. Equal ids of different tables must have different positions, so a table
+    with the seed of an earlier one gets the next free seed, also in its `method`. A second call changes nothing.
     """
     if not tables:
         return

@@ -1,6 +1,6 @@
 """Arithmetic of row-wise quantisation: the grid of a row, rounding to it, and two 4-bit codes in a byte.
 
-A grid is (zero, step): code c stands for `zero + step * c`, c from 0 to `levels`. Grids are [..., 2] tensors, codes are
+A grid is (zero, step): code c means `zero + step * c`, c from 0 to `levels`. Grids are [..., 2] tensors, codes are
 uint8, and rows are float32 or wider.
 """
 
@@ -14,8 +14,8 @@ from torch import Tensor
 def grid_between(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """Grids [U, 2] in `dtype` from `low` [U] to `high` [U].
 
-    Rounding to `dtype` is outwards (one unit in the last place at most), so that no value between falls off the grid:
-    otherwise rounding would pull the ends of the row inwards every time it is stored.
+    Rounding to `dtype` is outwards (one unit in the last place at most), so that every value between is on the grid:
+    otherwise the ends of the row would move inwards every time it is stored.
     """
     eps = torch.finfo(dtype).eps
     zero = (low - eps * low.abs()).to(dtype)
@@ -33,8 +33,8 @@ def best_row_grid(rows: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """The grid of least squared error that a small search finds, never worse than `row_grid`'s.
 
     From grids that cut 0, 10 and 20% off the row's range it alternates between rounding to the grid and the least
-    squares grid of those codes. With 16 levels that pays (Guan et al., arXiv:1911.02079, compare such searches): the
-    error of Gaussian rows fell by 11%, 7% and 9% at dim 16, 64 and 256. With 256 levels there is nothing to gain.
+    squares grid of those codes. With 16 levels the search pays (Guan et al., arXiv:1911.02079, compare such searches):
+    the error of Gaussian rows fell by 11%, 7% and 9% at dim 16, 64 and 256. With 256 levels there is nothing to gain.
     """
     low, high = torch.aminmax(rows, dim=1)
     best = grid_between(low, high, levels, dtype)
@@ -52,7 +52,7 @@ def best_row_grid(rows: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
 
 
 def _least_squares_grid(rows: Tensor, codes: Tensor, dtype: torch.dtype) -> Tensor:
-    """The line from codes to numbers of every row."""
+    """The least squares grid of the codes of every row."""
     steps = codes.to(rows.dtype)
     middle = rows.mean(dim=1, keepdim=True)
     steps_middle = steps.mean(dim=1, keepdim=True)
@@ -69,7 +69,7 @@ def _squared_error(rows: Tensor, grid: Tensor, levels: int) -> Tensor:
 def quantize(
     rows: Tensor, grid: Tensor, levels: int, stochastic: bool = False, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Codes [U, dim] of rows on their grids, to the nearest or to a random neighbour whose mean is the number."""
+    """Codes [U, dim] of rows on their grids, to the nearest or stochastically."""
     zero, step = grid.to(rows.dtype).split(1, dim=-1)
     steps = torch.where(step > 0, (rows - zero) / step, 0)
     codes = round_stochastically(steps, generator) if stochastic else steps.round()

@@ -1,4 +1,4 @@
-"""JL sketch: a few numbers a row, mapped back to the full dim by the transpose of a fixed random transform."""
+"""JL-sketch table: a few numbers a row, mapped to the full dim by the transpose of a fixed random transform."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Sketch(Method):
     dim: int
     """Numbers stored for each row, over all chunks."""
     chunks: int = 1
-    """Pieces of the vector that are sketched apart; sizes differ by one where they do not divide evenly."""
+    """Pieces of the vector that are sketched separately; sizes differ by one where they do not divide evenly."""
     seed: int = 0
-    """Which of the random transforms is used."""
+    """Number of the random transform."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
@@ -120,8 +120,8 @@ class SketchTable(Table):
 def random_transform(k: int, n: int, seed: int) -> Tensor:
     """A random [k, n] matrix in float64 with orthonormal rows and columns that all have the norm sqrt(k / n), k <= n.
 
-    Rows of a discrete Hartley transform, `cas(2 pi f t / n) / sqrt(n)` with `cas = cos + sin`, under a random sign and
-    a random place for every column t. The squares of frequencies f and n - f add up to the same in every column, so
+    Rows of a discrete Hartley transform, `cas(2 pi f t / n) / sqrt(n)` with `cas = cos + sin`, its columns t with
+    random signs and in random order. The squares of frequencies f and n - f add up to the same in every column, so
     frequencies are drawn in such pairs, and those that are their own partner (0, and n / 2 for even n) alone.
     """
     assert 1 <= k <= n

@@ -1,7 +1,7 @@
-"""The contract every table keeps, and what all methods share: bounds, pooling, and the dense rows a table stands for.
+"""Base class of all tables: bounds checks, pooling, and the dense rows that a table represents.
 
-A method only says how the rows of distinct ids are made (`_rows`). Bags, weights, padding, duplicates and bounds live
-here, so they mean the same for all of them: exactly what `nn.EmbeddingBag` means.
+A method only computes the rows of distinct ids (`_rows`). Bags, weights, padding, duplicates and bounds are here, so
+they mean the same for all methods: exactly what `nn.EmbeddingBag` means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from holdall.tables.method import Method, TableOptions
 
 
 class Table(nn.Module):
-    """`num_rows` rows of `dim` numbers, stored in some method's way; an `nn.EmbeddingBag` to its users."""
+    """Table of `num_rows` rows of `dim` numbers, stored by some method; an `nn.EmbeddingBag` to its users."""
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__()
@@ -33,7 +33,7 @@ class Table(nn.Module):
         self.padding_idx = options.padding_idx
         self.include_last_offset = options.include_last_offset
         self.check_bounds = True
-        """Off only where a caller has checked the same ids already, as `EmbeddingBags` does."""
+        """False only where a caller has checked the same ids already, as `EmbeddingBags` does."""
         self.fit_error: float | None = None
         """Relative Frobenius error of the last fit to given rows, when there was one."""
 
@@ -43,7 +43,7 @@ class Table(nn.Module):
 
     @classmethod
     def from_dense(cls, weight: Tensor, table: Table) -> Table:
-        """Set `table` to the best fit of `weight` [num_rows, dim] that its method has, and return it."""
+        """Fit `table` to `weight` [num_rows, dim] by its method's best fit, and return it."""
         raise ConfigError(f"{table.method.name} has no fit to given rows; train it from the start instead")
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
@@ -55,7 +55,7 @@ class Table(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where its parameters and buffers are."""
+        """Device of its parameters and buffers."""
         return next(chain(self.parameters(), self.buffers())).device
 
     def kernel_group(self) -> Hashable | None:
@@ -75,7 +75,7 @@ class Table(nn.Module):
     def pool_many(tables: Sequence[Any], ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor | None:
         """Pooled bags [B, T, dim] of T tables of one `kernel_group` and mode; None: one table after the other.
 
-        Bags lie table-major: `offsets` [T * B + 1] of ids [L], or one id a bag when None; `weights` [L].
+        Bags are table-major: `offsets` [T * B + 1] of ids [L], or one id a bag when None; `weights` [L].
         """
         return None
 
@@ -87,7 +87,7 @@ class Table(nn.Module):
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled rows, [bags, dim], with the arguments and the meaning of `nn.EmbeddingBag.forward`.
 
-        Each distinct id is computed once, and its gradient is summed before it enters the method's chain rule.
+        Each distinct id is computed once, and its gradient is summed before the method's backward.
         """
         plain = offsets is None and per_sample_weights is None and self.padding_idx is None
         if plain and input.dim() == 2 and input.shape[1] == 1:  # bags of one id: nothing to pool, in any mode
@@ -99,7 +99,7 @@ class Table(nn.Module):
         return self._pool(self._rows(distinct), distinct, inverse, offsets, per_sample_weights)
 
     def materialize(self, ids: Tensor | None = None) -> Tensor:
-        """The dense rows the table stands for, all of them or those of `ids`: the oracle of its tests."""
+        """The dense rows that the table represents, all of them or those of `ids`: the oracle of its tests."""
         if ids is None:
             ids = torch.arange(self.num_rows, device=self.device)
         with torch.no_grad():
@@ -113,7 +113,7 @@ class Table(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.num_rows:,} rows, dim {self.dim}, {self.method}, {self.num_bytes():,} bytes"
 
-    # What follows makes `forward` mean what nn.EmbeddingBag's does.
+    # Helpers that give `forward` the meaning of nn.EmbeddingBag's.
 
     def _bags(self, input: Tensor, offsets: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
         """Checked flat ids and the start of every bag (with the end of the last, when `include_last_offset`)."""
@@ -169,7 +169,7 @@ class Table(nn.Module):
 
 @eager
 def check_ids(ids: Tensor, num_rows: int) -> None:
-    """Raise `IdError` naming the first id that is not a row, and its place."""
+    """Raise `IdError` naming the first id that is not a row, and its position."""
     if ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)

@@ -1,4 +1,4 @@
-"""Tensor-ring tables: a tensor train whose two ends meet."""
+"""Tensor-ring table: a tensor train that a trace over its outer rank closes into a ring."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from holdall.tables.tensor_train import TensorTrain, TensorTrainTable
 class TensorRing(TensorTrain):
     """`row(id) = trace(G1[i1] G2[i2] ... GN[iN])`: the train's digits and factors, with r_0 = r_N = rank and a trace.
 
-    No core is an end, so all have rank^2 numbers a slice: the sum of n_k * d_k * rank^2. At equal rank it holds every
-    tensor train and costs rank times its flops. At equal bytes three cores have 1/sqrt(3) of the train's rank R, and
-    about R/5 times its flops. Every rank is the one given: rings have no rule for cutting one.
+    No core is an end, so all have rank^2 numbers a slice: the sum of n_k * d_k * rank^2. At equal rank it represents
+    every tensor train and costs rank times its flops. At equal bytes three cores have 1/sqrt(3) of the train's rank R,
+    and about R/5 times its flops. Every rank is the one given: rings have no rule for cutting one.
     """
 
     name: ClassVar[str] = "tensor_ring"
@@ -35,7 +35,7 @@ class TensorRingTable(TensorTrainTable):
 
     The fit to given rows is the tensor train of the same rank (rings have no such decomposition of their own): exact
     for rows that such a train represents, and no better than it for others. The unused part of the first core keeps
-    its initial values against zeros in the last, so that training can take it into use.
+    its initial values against zeros in the last, so that training can use it.
     """
 
     @torch.no_grad()

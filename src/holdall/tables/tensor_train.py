@@ -1,4 +1,4 @@
-"""Tensor-train tables: a row is a chain of small matrix products, one factor for each digit of its id."""
+"""Tensor-train table: a row is a chain of small matrix products, one factor for each digit of its id."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CoreShape = tuple[int, int, int, int]
 class TensorTrain(Method):
     """`row(id) = G1[i1] G2[i2] ... GN[iN]`, where i1...iN are the mixed-radix digits of the id, most significant first.
 
-    Core k holds n_k slices [r_(k-1), d_k, r_k], the dim is d_1*...*d_N, and r_0 = r_N = 1 (TT-Rec, EL-Rec).
+    Core k has n_k slices [r_(k-1), d_k, r_k], the dim is d_1*...*d_N, and r_0 = r_N = 1 (TT-Rec, EL-Rec).
     Neighbouring ids share all digits but the last, so in popularity order popular ids share their prefix products.
 
     Stores the sum of n_k * r_(k-1) * d_k * r_k numbers, for three balanced cores about
@@ -91,7 +91,7 @@ class TensorTrain(Method):
         return self.dim_shape
 
     def ranks(self, num_rows: int, dim: int) -> tuple[int, ...]:
-        """(r_0, ..., r_N): `rank`, or less where what lies on one side of the cut has no more rows than that."""
+        """(r_0, ..., r_N): `rank`, or less where one side of the cut has no more rows than that."""
         most = full_ranks(self.rows_split(num_rows), self.dim_split(dim))
         return tuple(min(self.rank, full) for full in most)
 
@@ -125,7 +125,7 @@ class TensorTrain(Method):
 
 
 class TensorTrainTable(Table):
-    """`cores`, each [n_k, r_(k-1), d_k, r_k], with dense gradients: all of them together are small."""
+    """`cores`, each [n_k, r_(k-1), d_k, r_k], with dense gradients, as they are small."""
 
     method: TensorTrain
 
@@ -135,13 +135,13 @@ class TensorTrainTable(Table):
         shapes = method.core_shapes(num_rows, dim)
         self.cores = nn.ParameterList(initial_cores(shapes, std, options))
         self.path: Path = "auto"
-        """How rows are computed; see `holdall.kernels.tensor_train`."""
+        """Path that computes the rows; see `holdall.kernels.tensor_train`."""
 
     def _rows(self, ids: Tensor) -> Tensor:
         return tensor_train_rows(ids, list(self.cores), self.path)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """As every table; on Triton's path sums and means are made without asking the device how many ids differ."""
+        """As every table; on Triton's path sums and means are computed without synchronizing."""
         pools = self.mode != "max" and self.padding_idx is None and input.numel() > 0
         if not pools or (per_sample_weights is not None and per_sample_weights.requires_grad):
             return super().forward(input, offsets, per_sample_weights)
@@ -149,7 +149,7 @@ class TensorTrainTable(Table):
             return super().forward(input, offsets, per_sample_weights)
         train, weights = list(self.cores), per_sample_weights
         if offsets is None and weights is None and input.dim() == 2 and input.shape[1] == 1:
-            ids = self._checked(input) if self.check_bounds else input  # the kernels take int32 as it is
+            ids = self._checked(input) if self.check_bounds else input  # the kernels take int32 ids
             return triton_vectors(ids.reshape(-1), [train])
         if self.check_bounds or offsets is None:
             input, offsets = self._bags(input, offsets, weights)
@@ -167,7 +167,7 @@ class TensorTrainTable(Table):
 
     @staticmethod
     def rows_many(tables: Sequence[TensorTrainTable], ids: Tensor) -> Tensor:
-        """Several trains are one train whose cores lie one below the other, with digits counted on from table to table.
+        """Several trains are one train of concatenated cores, with digits numbered consecutively over tables.
 
         So the fixed cost of finding prefixes is paid once; joining the cores copies them, a few hundred KB a table.
         Triton's kernels read the cores where they are, whatever their ranks.
@@ -204,7 +204,7 @@ class TensorTrainTable(Table):
     def from_dense(cls, weight: Tensor, table: Table) -> Table:
         """TT-SVD with the table's ranks; within sqrt(cores - 1) of the least error, and exact where that is zero.
 
-        `holdall.tables.tt_svd` says what it costs. The scale is then spread evenly over the cores.
+        `holdall.tables.tt_svd` has its cost. The scale is then spread evenly over the cores.
         """
         assert isinstance(table, TensorTrainTable)
         check_shape(weight, table)
@@ -236,7 +236,7 @@ def initial_cores(shapes: Sequence[CoreShape], std: float, options: TableOptions
     An entry of a row is linear in every core: the sum of a core's slice [r, s], weighted by the matrix that all other
     cores make. The slices of one core are Gaussian; those of all others are random isometries times a scale, so that
     matrix has the same Frobenius norm for every row, and the sum is Gaussian with the same deviation for every row. The
-    Gaussian core stands where ranks are largest: isometries keep norms from either end up to there.
+    Gaussian core is the one with the largest ranks: isometries keep norms from either end up to it.
     """
     ranks = [shape[1] for shape in shapes]
     peak = max(range(1, len(shapes)), key=lambda k: ranks[k])
@@ -256,7 +256,7 @@ def initial_cores(shapes: Sequence[CoreShape], std: float, options: TableOptions
 def _isometries(count: int, r: int, s: int, options: TableOptions) -> Tensor:
     """Random matrices [count, r, s] with orthonormal rows or columns, whichever are fewer.
 
-    A few are drawn and used in turn, each time with other random signs of its rows and columns: ten times faster.
+    A few are drawn and reused, each time with new random signs of its rows and columns: ten times faster.
     """
     if min(r, s) == 1:
         return nn.functional.normalize(_normal((count, r * s), options), dim=1).view(count, r, s)

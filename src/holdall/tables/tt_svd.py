@@ -1,17 +1,17 @@
-"""TT-SVD: the tensor train nearest to given rows, up to a factor of sqrt(cores - 1), from a few walks over them.
+"""TT-SVD: the tensor train nearest to given rows, up to a factor of sqrt(cores - 1), from a few passes over them.
 
 The rows [num_rows, dim], padded to a full grid, are a tensor of modes (n_1 d_1), ..., (n_N d_N). The first and the last
 core are the leading singular vectors of the first and the last unfolding; the tensor projected onto both is small, and
 plain truncated SVDs split it into the inner cores.
 
 Where the last row leaves a first digit incomplete, the fit is done twice: to the complete first digits, then to all,
-with the rows that are missing taken from the first fit. So rows that a tensor train made are fitted exactly whatever
-stood in its padding (with zeros there they would not be of its rank), if the complete digits have that rank.
+with the rows that are missing taken from the first fit. So rows of a tensor train are fitted exactly whatever its
+padding contains (with zeros there they would not have its rank), if the complete digits have that rank.
 
-`weight` may be a tensor over a memory map larger than memory. In memory, in float64, are one block of rows, the Gram
+`weight` may be a tensor over a memory map larger than memory. Memory, in float64, is one block of rows, the Gram
 matrices of (n_1 d_1)^2 and (n_N d_N)^2 numbers (past `LARGEST_GRAM` only some vectors), and the projected tensor of
 r_1 * n_2 d_2 * ... * n_(N-1) d_(N-1) * r_(N-1) numbers, which for three cores is the inner core itself. 10M rows of
-dim 64 at rank 32 take 12 MB and 7 MB beside the block. A fit takes three walks over the rows (two for two cores), the
+dim 64 at rank 32 take 12 MB and 7 MB beside the block. A fit takes three passes over the rows (two for two cores), the
 longest of 2 * num_rows * dim * n d flops.
 """
 
@@ -28,18 +28,18 @@ from torch import Tensor
 from holdall.kernels.tensor_train import tensor_train_rows
 
 BLOCK_NUMBERS = 1 << 22
-"""Numbers of the rows read at once (or one prefix's rows, if more): 32 MB in float64."""
+"""Numbers of a block of rows (or one prefix's rows, if more): 32 MB in float64."""
 
 LARGEST_GRAM = 4096
 """Up to this side a Gram matrix is formed and decomposed exactly, 134 MB; beyond it, subspace iteration."""
 
-# Subspace iteration: every step is one walk over the rows and squares the ratio of wanted to unwanted singular values.
+# Subspace iteration: every step is one pass over the rows and squares the ratio of wanted to unwanted singular values.
 STEPS = 6
 OVERSAMPLING = 16
 
 
 def tt_svd(weight: Tensor, sizes: Sequence[int], dims: Sequence[int], rank: int, device: torch.device) -> list[Tensor]:
-    """Cores [n_k, r_(k-1), d_k, r_k] in float64 for rows [num_rows, dim], of ranks `rank` or what `full_ranks` says."""
+    """Cores [n_k, r_(k-1), d_k, r_k] in float64 for rows [num_rows, dim], of ranks `rank` or those of `full_ranks`."""
     rows = _Rows(weight, tuple(sizes), tuple(dims), device)
     num_complete, num_left = divmod(rows.num_rows, rows.per_first)
     if num_complete and num_left:
@@ -55,12 +55,12 @@ def full_ranks(sizes: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _continued(rows: _Rows, cores: list[Tensor], digit: int) -> list[Tensor]:
-    """A train whose only first digit is `digit`, the one that is cut off by the last row, and the others as in `cores`.
+    """A train whose only first digit is `digit`, the incomplete one of the last row, and the others as in `cores`.
 
-    Least squares over the rows that there are: a row is linear in the first core.
+    Least squares over the existing rows: a row is linear in the first core.
     """
     rank, first = cores[1].shape[1], rows.dims[0]
-    # Rows of this train are what the slice [d_1, r_1] of the first core is multiplied with.
+    # Rows of this train are the right-hand factors of the slice [d_1, r_1] of the first core.
     unit = torch.eye(rank, dtype=torch.float64, device=rows.device).view(1, 1, rank, rank)
     gram, target = unit.new_zeros(rank, rank), unit.new_zeros(rank, first)
     start = digit * rows.per_first
