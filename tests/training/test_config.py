@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+import pickle
 import re
 import tomllib
 
@@ -37,6 +40,11 @@ def test_changes_by_name_leave_the_rest_of_a_part() -> None:
     assert SPLIT.optimizer.lr == 0.01
 
 
+def test_settings_can_be_copied() -> None:
+    assert pickle.loads(pickle.dumps(SPLIT)) == copy.deepcopy(SPLIT) == SPLIT
+    assert dataclasses.replace(SPLIT, steps=4) == SPLIT.replace(steps=4)
+
+
 def test_names_that_do_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting 'hot_byte' \(did you mean 'hot_bytes'"):
         TrainConfig.of(hot_byte="1MB")
@@ -44,6 +52,8 @@ def test_names_that_do_not_exist() -> None:
         ConfigError, match=r"model takes ModelSettings, not 'rmc2': write TrainConfig.of\(model='rmc2'\)"
     ):
         TrainConfig(model="rmc2")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"dim is a setting of the part 'model': write TrainConfig.of\(dim=8\)"):
+        TrainConfig(dim=8)  # type: ignore[call-arg]
     with pytest.raises(ConfigError, match="unknown strategy 'spilt'"):
         TrainConfig.of(strategy="spilt")
 

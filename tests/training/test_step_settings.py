@@ -1,4 +1,4 @@
-"""Settings of the step: kernels by name, graphs that cannot be had, tables in two bytes with stochastic rounding."""
+"""Settings of the step: kernels, CUDA graphs, tables in two bytes with stochastic rounding."""
 
 from __future__ import annotations
 

@@ -82,6 +82,15 @@ def _refuse_unknown(written: str, section: str | None, known: Mapping[str, str |
 class Settings:
     """Base of dataclasses of settings with parts."""
 
+    def __new__(cls, **settings: Any) -> Self:
+        """Refuse settings of parts, which the constructor does not take, with the way to give them."""
+        own = {field.name for field in _fields(cls)}
+        for name in settings:
+            if name not in own and name in sections(cls):
+                cure = f"write {cls.__name__}.of({name}={settings[name]!r})"
+                raise ConfigError(f"{name} is a setting of the part '{sections(cls)[name]}': {cure}")
+        return super().__new__(cls)
+
     @classmethod
     def of(cls, **settings: Any) -> Self:
         """Settings given by name, without their parts: `TrainConfig.of(strategy="split", hot_bytes="256MB")`."""
