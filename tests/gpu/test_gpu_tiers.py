@@ -95,8 +95,8 @@ def test_auto_takes_kernels_where_rows_can_be_pinned(clicks: Path, tmp_path: Pat
 
 def test_launches_for_host_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over epochs that end in a partial batch; bit-equal to launching them one by one."""
-    captured, capture = [], GraphCache._captured
-    monkeypatch.setattr(GraphCache, "_captured", lambda *given: captured.append(given) or capture(*given))
+    captured, capture = [], GraphCache._capture
+    monkeypatch.setattr(GraphCache, "_capture", lambda *given: captured.append(given) or capture(*given))
     config = SPLIT.replace(epochs=4, prefetch=2, fetch_by="kernel")
     train(clicks, tmp_path / "replayed", config, quiet=True)
     assert len(captured) >= 25  # five for each of five staging buffers
