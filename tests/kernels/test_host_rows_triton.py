@@ -21,7 +21,7 @@ if not INTERPRETED:
 from holdall.kernels.host_rows_triton import LaunchShape
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
-from holdall.planning.forecast import STAGED_ROW_BYTES
+from holdall.planning.memory_cost import STAGED_ROW_BYTES
 from holdall.runtime.graph_cache import GraphCache
 from holdall.tiers.kernel_mover import KernelMover, SetTensors
 from holdall.tiers.pipeline import Pipeline

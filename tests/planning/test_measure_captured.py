@@ -1,4 +1,4 @@
-"""What steps cost the host of a GPU is taken apart; of several measurements of a machine, the middle counts."""
+"""Host seconds of steps on a GPU are split into costs; several measurements of a machine give their median."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pytest
 
 from holdall.planning.machine import measure_captured
 from holdall.planning.machine.hardware import Line, median_of
-from holdall.planning.machine.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED, taken_apart
+from holdall.planning.machine.measure_captured import COPIED, FEATURES, HIDDEN, LAUNCHED, fit_captured
 from tests.planning.made_up_hardware import hardware
 
 
-def test_what_a_step_costs_its_host_is_taken_apart() -> None:
-    """A step takes 1 ms and 1 us a sample; one with far rows three times that; layers 10 ms each; copied rows 3 ms, and
-    1 us a lookup."""
+def test_host_seconds_are_split_into_their_costs() -> None:
+    """A step takes 1 ms and 1 us a sample; one with fetched rows three times that; layers 10 ms each; copied rows 3 ms,
+    and 1 us a lookup."""
     plain = [1e-3 + 1e-6 * samples for samples, _ in LAUNCHED]
     layers = [2 * (hidden + 1) * 1e-2 for hidden in HIDDEN]
     copied = [4e-3 + 1e-6 * samples + 1e-6 * FEATURES * samples for samples, _ in COPIED]
-    found = taken_apart(plain, [3 * seconds for seconds in plain], layers, copied)
+    found = fit_captured(plain, [3 * seconds for seconds in plain], layers, copied)
     assert found.launch_step.seconds(measure_captured._numbers(1000)) == pytest.approx(2e-3)
     assert found.launch_far.seconds(measure_captured._numbers(1000)) == pytest.approx(6e-3)
     assert found.launch_layers.seconds(6) == pytest.approx(6e-2)
@@ -42,5 +42,5 @@ def test_batches_that_are_measured_lie_as_those_of_a_data_set() -> None:
     batches = list(measure_captured._batches(ids))
     assert len(batches) == measure_captured.NUM_STEPS
     assert all(len(batch) == 64 and batch.ids.values.t().is_contiguous() for batch in batches)
-    some_far = measure_captured._ids(2048, 100_000, 0.1)
-    assert 0.09 < (some_far >= measure_captured.TIERED_HOT).mean() < 0.11
+    some_cold = measure_captured._ids(2048, 100_000, 0.1)
+    assert 0.09 < (some_cold >= measure_captured.TIERED_HOT).mean() < 0.11

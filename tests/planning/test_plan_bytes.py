@@ -14,7 +14,7 @@ from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.optim.records import NAMES
 from holdall.planning.config import PlanConfig
-from holdall.planning.forecast import compressed_bytes
+from holdall.planning.memory_cost import compressed_bytes
 from holdall.planning.plan import Plan
 from holdall.planning.planner import make_problem, plan_tables, predict_problem
 from holdall.planning.workload import LiveBytes, _batch, _step, trace_workload

@@ -92,7 +92,7 @@ def explain_table(plan: Plan, name: str, problem: Problem, limits: Mapping[str, 
 
 def _worth_memory(plan: Plan, entry: TablePlan, problem: Problem) -> tuple[tuple[str, float], ...]:
     """Values that decided between host memory and disk."""
-    row = problem.row_bytes + problem.state_bytes
+    row = problem.stored_row_bytes
     worth = {
         t.name: problem.lookups[t.name].distinct(problem.batch_size, t.hot_rows) / (t.num_rows * row / 1e6)
         for t in plan.tables

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdall.planning.forecast import compressed_bytes, concentration_of, find_bytes, staging_bytes, staging_rows
+from holdall.planning.forecast import concentration_of
 from holdall.planning.lookup_counts import choose_hot
+from holdall.planning.memory_cost import compressed_bytes, find_bytes, staging_bytes, staging_rows
 from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem, compressed_row_seconds
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
@@ -22,7 +23,7 @@ class HotRowSelector:
 
     def __init__(self, problem: Problem, limits: Mapping[str, int], prefetch: int, *, one_memory: bool):
         self.problem, self.limits, self.prefetch, self.one_memory = problem, limits, prefetch, one_memory
-        self.row = problem.row_bytes + problem.state_bytes
+        self.row = problem.stored_row_bytes
 
     def choose(
         self,
@@ -142,7 +143,7 @@ def compressed_table(name: str, rows: int, method: Method, hot_rows: int = 0) ->
 
 
 def device_bytes(problem: Problem, prefetch: int, compressed: Sequence[TablePlan], staging: Mapping[str, int]) -> int:
-    """Device bytes beside dense rows, as `forecast.memory` counts them."""
+    """Device bytes beside dense rows, as `memory_cost.memory_bytes` counts them."""
     total = staging_bytes(problem, staging, prefetch) + problem.work.parameter_bytes + problem.work.state_bytes
     total += problem.work.step_bytes(problem.batch_size) + find_bytes(problem, staging, prefetch)
     return total + sum(

@@ -10,7 +10,7 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
-from holdall.planning.forecast import shares_memory
+from holdall.planning.memory_cost import shares_memory
 from holdall.planning.plan import TIERS, Plan
 
 

@@ -20,12 +20,13 @@ from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig, config_of
-from holdall.planning.forecast import compressed_bytes, forecast
+from holdall.planning.forecast import forecast
 from holdall.planning.hot_row_selector import HotRowSelector, compressed_table, device_bytes
 from holdall.planning.inputs import find_hardware, find_limits, find_lookups, make_problem
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import at_least, refuse_too_large, shortages
+from holdall.planning.memory_cost import compressed_bytes
 from holdall.planning.plan import Plan, PlannedStrategy, TablePlan, Tail
 from holdall.planning.presets import Choice, find_preset
 from holdall.planning.step_cost import Problem, compressed_seconds
@@ -112,7 +113,7 @@ class Planner:
     def __init__(self, problem: Problem, config: PlanConfig, limits: Mapping[str, int], name: str, fingerprint: str):
         self.problem, self.config, self.limits = problem, config, dict(limits)
         self.name, self.fingerprint = name, fingerprint
-        self.row = problem.row_bytes + problem.state_bytes
+        self.row = problem.stored_row_bytes
         self.one_memory = problem.hardware.device == "cpu" and config.caps().host is None
         """Whether host and device share one memory, without a cap on the host's part."""
         self.selector = HotRowSelector(problem, limits, problem.prefetch, one_memory=self.one_memory)

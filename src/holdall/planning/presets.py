@@ -67,7 +67,7 @@ def fae(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
 def p2res(problem: Problem, hot_rows: HotRowsFunction) -> Choice:
     if problem.world_size < 2:
         raise ConfigError("preset 'p2res' shards tables over processes: give --world-size 2 or more, or choose another")
-    row = problem.row_bytes + problem.state_bytes
+    row = problem.stored_row_bytes
     cut = choose_cut(
         problem.lookups,
         row_bytes=problem.row_bytes,

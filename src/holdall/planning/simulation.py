@@ -31,8 +31,8 @@ from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
 from holdall.distributed.table_wise import assign_tables
 from holdall.planning.collective_cost import Links, Message
-from holdall.planning.forecast import memory, staging_rows
 from holdall.planning.inputs import features_per_table
+from holdall.planning.memory_cost import memory_bytes, staging_rows
 from holdall.planning.messages import (
     data_parallel_messages,
     dense_message,
@@ -210,7 +210,7 @@ def _planned_strategy(kind: StrategyKind) -> Literal["two-fold", "plain"]:
 
 def _owners(problem: Problem, tables: Sequence[TablePlan]) -> dict[str, int]:
     """Rank that owns each table, balanced by bytes and lookups as table-wise training does."""
-    row = problem.row_bytes + problem.state_bytes
+    row = problem.stored_row_bytes
     sizes = {
         t.name: t.num_rows * row if isinstance(t.method, Dense) else t.method.num_bytes(t.num_rows, problem.dim)
         for t in tables
@@ -287,5 +287,5 @@ def _memory(
 ) -> dict[str, dict[str, int]]:
     local_plan = replace(plan, strategy=_planned_strategy(kind), world_size=problem.world_size)
     shares = _by_owner(tables, owners) if kind.shards_tables else [tables]
-    each = [memory(local_plan, problem, share, staging_rows(problem, share)) for share in shares]
+    each = [memory_bytes(local_plan, problem, share, staging_rows(problem, share)) for share in shares]
     return max(each, key=lambda tiers: sum(sum(parts.values()) for parts in tiers.values()))

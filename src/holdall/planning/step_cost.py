@@ -66,6 +66,11 @@ class Problem:
         return RECORDS[self.optimizer].row_state_bytes(self.dim)
 
     @property
+    def stored_row_bytes(self) -> int:
+        """Bytes of a dense row with its optimizer state."""
+        return self.row_bytes + self.state_bytes
+
+    @property
     def moved_bytes(self) -> tuple[int, ...]:
         """Bytes of each tensor's row that moves with a row: its weights, and each slot of optimizer state."""
         return (self.row_bytes, *RECORDS[self.optimizer].row_slot_bytes(self.dim))

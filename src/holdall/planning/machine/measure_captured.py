@@ -1,5 +1,7 @@
-"""What steps of a GPU cost its host (`Captured`): of the code that trains, with all its threads, since they take turns
-with the interpreter, and of a model so small that the device waits for its host.
+"""Measured host time of training steps on a GPU (`Captured`).
+
+It runs the code that trains, with all its threads, since they share the interpreter, on a model so small that the
+device waits for the host.
 """
 
 from __future__ import annotations
@@ -32,60 +34,61 @@ from holdall.tiers.placement import place
 from holdall.tiers.staging import buffers_for
 
 FEATURES, DENSE = 26, 13
-"""Of a batch, as Criteo has them."""
+"""Features and dense columns of a batch, as in Criteo."""
 SAMPLES = 64
-"""Of a batch that takes no time but for what the host does."""
+"""Samples of a batch on which the device spends next to no time."""
 ROWS = 1000
+"""Rows of a table on the device."""
 TIERED_ROWS, TIERED_HOT = 100_000, 1000
-"""Rows of a table, and of one with far rows: no cache holds those. Hot ones of that, if any."""
+"""Rows of a table with host or disk rows, more than caches hold, and its hot rows, if any."""
 COPIED = ((128, 1.0), (2048, 1.0), (16384, 0.1))
-"""Samples, and share of their lookups that are far."""
+"""Samples, and share of their lookups that are not of hot rows, where the host copies rows."""
 LAUNCHED = ((SAMPLES, 1.0), (16384, 0.05))
-"""The same where kernels move the rows: so few that the device waits for its host."""
+"""The same where kernels transfer rows: so few that the device waits for the host."""
 HIDDEN = (1, 4)
 """Hidden layers of each of the two MLPs that are launched one by one."""
 DEPTH = 2
 """Steps ahead that rows are fetched."""
-STEPS = (24, 6, 12)
-"""Steps of a run that do not count, and turns and steps of each that do."""
-NUM_STEPS = STEPS[0] + STEPS[1] * STEPS[2]
+WARM_UP, ROUNDS, ROUND_STEPS = 24, 6, 12
+"""Steps of a run that are not timed; rounds that are, and steps of each."""
+NUM_STEPS = WARM_UP + ROUNDS * ROUND_STEPS
 
 
 def measure_captured(clock: Clock, folder: Path) -> Captured | None:
-    """None where there is no GPU. `folder` is where a file of rows is made, and removed."""
+    """Host time of steps; None where there is no GPU. A file of rows is made in `folder` and removed."""
     if clock.device.type != "cuda":
         return None
-    return taken_apart(
+    return fit_captured(
         [_plain(clock, samples) for samples, _ in LAUNCHED],
-        [_reached(clock, samples, far) for samples, far in LAUNCHED],
+        [_by_kernel(clock, samples, cold) for samples, cold in LAUNCHED],
         [_launch_layers(clock, hidden) for hidden in HIDDEN],
-        [_copied(clock, folder, samples, far) for samples, far in COPIED],
+        [_copied(clock, folder, samples, cold) for samples, cold in COPIED],
     )
 
 
-def taken_apart(
-    plain: Sequence[float], reached: Sequence[float], layers: Sequence[float], copied: Sequence[float]
+def fit_captured(
+    plain: Sequence[float], by_kernel: Sequence[float], layers: Sequence[float], copied: Sequence[float]
 ) -> Captured:
-    """What steps of several sizes tell: plain ones, with rows that kernels reach, layer by layer, and with rows that
-    are copied."""
+    """Costs fitted to the seconds of steps of several sizes: without fetched rows, with rows that kernels transfer,
+    layer by layer, and with rows that the host copies."""
     numbers = [_numbers(samples) for samples, _ in LAUNCHED]
     launch_step = fit_line(numbers, plain)
-    alone = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
+    steps = [launch_step.seconds(_numbers(samples)) for samples, _ in COPIED]
     return Captured(
         launch_step=launch_step,
-        launch_far=fit_line(numbers, reached),
+        launch_far=fit_line(numbers, by_kernel),
         launch_layers=fit_line([_num_layers(hidden) for hidden in HIDDEN], layers),
-        copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, alone, strict=True)]),
+        copied=fit(_copied_work(), [max(1e-9, whole - step) for whole, step in zip(copied, steps, strict=True)]),
     )
 
 
 def _numbers(samples: int) -> int:
-    """Of a batch: ids, dense values and labels."""
+    """Numbers of a batch: ids, dense values and labels."""
     return samples * (FEATURES + DENSE + 1)
 
 
 def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None, hidden: int = 1) -> Model:
-    """A small model: nothing that it computes takes long."""
+    """A model so small that its computation takes next to no time."""
     features = tuple(Feature(name=f"f{i}", num_rows=rows, unseen=rows - 1) for i in range(FEATURES))
     schema = Schema(
         label="y", dense=tuple(DenseColumn(name=f"x{i}") for i in range(DENSE)), features=features, splits={}
@@ -94,19 +97,19 @@ def _model(clock: Clock, rows: int = ROWS, dense_device: str | None = None, hidd
     return config.build(schema, device=clock.device, dense_device=dense_device)
 
 
-def _ids(samples: int, rows: int, far: float, steps: int = NUM_STEPS) -> Array:
-    """Of so many steps: a share `far` of them is not hot."""
+def _ids(samples: int, rows: int, cold: float, steps: int = NUM_STEPS) -> Array:
+    """Ids of `steps` batches; a share `cold` of them is not hot."""
     generator = np.random.default_rng(5)
     shape = (steps * samples, FEATURES)
-    if far == 1.0:
+    if cold == 1.0:
         return generator.integers(rows, size=shape, dtype=np.int32)
-    cold = generator.random(shape, dtype=np.float32) < far
+    is_cold = generator.random(shape, dtype=np.float32) < cold
     hot_ids = generator.integers(TIERED_HOT, size=shape, dtype=np.int32)
-    return np.where(cold, generator.integers(TIERED_HOT, rows, size=shape, dtype=np.int32), hot_ids)
+    return np.where(is_cold, generator.integers(TIERED_HOT, rows, size=shape, dtype=np.int32), hot_ids)
 
 
 def _batches(ids: Array) -> Iterator[Batch]:
-    """Batches of a run, made as those of a data set are."""
+    """Batches of a run, in the memory layout of a data set's."""
     count = len(ids)
     dense = np.ones((count, DENSE), dtype=np.float32)
     whole = Columns(label=np.ones(count, dtype=np.uint8), dense=dense, ids=ids)
@@ -115,7 +118,7 @@ def _batches(ids: Array) -> Iterator[Batch]:
 
 
 def _captured(model: Model, samples: int, settle: Callable[[], None] = lambda: None) -> CapturedStep:
-    """Steps of a model, as training takes them."""
+    """Captured steps of a model, as in training."""
 
     def backward(batch: Batch) -> Tensor:
         loss = logloss(model(batch), batch.label)
@@ -126,7 +129,7 @@ def _captured(model: Model, samples: int, settle: Callable[[], None] = lambda: N
 
 
 def _plain(clock: Clock, samples: int) -> float:
-    """A step whose batch is read and copied ahead and that is replayed, with its loss."""
+    """Seconds of a replayed step whose batch is read and copied ahead."""
     model = _model(clock)
     step = _captured(model, samples)
     batches = _batches(_ids(samples, ROWS, 1.0))
@@ -135,13 +138,13 @@ def _plain(clock: Clock, samples: int) -> float:
 
 
 def _num_layers(hidden: int) -> int:
-    """Of both MLPs, each with one more to its outputs."""
+    """Layers of both MLPs, each with an output layer."""
     return 2 * (hidden + 1)
 
 
 def _launch_layers(clock: Clock, hidden: int) -> float:
-    """A step of the dense part whose kernels are launched one by one, as where tables are looked up on the host; the
-    device is waited for in the middle, for gradients."""
+    """Seconds of a step of the dense part whose kernels are launched one by one, as where tables are looked up on the
+    host. The host waits for the gradients in the middle of the step."""
     model = _model(clock, hidden=hidden)
     optimizers = Optimizers(model, OptimizerConfig())
     vectors = torch.rand(SAMPLES, FEATURES, 16, device=clock.device, requires_grad=True)
@@ -157,42 +160,42 @@ def _launch_layers(clock: Clock, hidden: int) -> float:
     return _host_seconds(steps())
 
 
-def _reached(clock: Clock, samples: int, far: float) -> float:
-    """A step with a pack of far rows that kernels reach: finding, fetching, taking over, sending back; rows and their
-    state. As without them where there are no kernels for it: no pack is moved so then.
+def _by_kernel(clock: Clock, samples: int, cold: float) -> float:
+    """Seconds of a step with a pack of host rows that kernels find, fetch and write back, with their state. Where there
+    are no such kernels, those of a plain step: they are not used then.
     """
     if not HAS_TRITON:
         return _plain(clock, samples)
     model = _model(clock, TIERED_ROWS, dense_device="meta")
-    ids = _ids(samples, TIERED_ROWS, far)
-    return _seconds_with_far_rows(clock, model, ids, hot=_num_hot(far), fetch_by="kernel")
+    ids = _ids(samples, TIERED_ROWS, cold)
+    return _seconds_with_fetched_rows(clock, model, ids, hot=_num_hot(cold), fetch_by="kernel")
 
 
-def _copied(clock: Clock, folder: Path, samples: int, far: float) -> float:
-    """The same where the host copies the rows, from a file in the system's memory."""
+def _copied(clock: Clock, folder: Path, samples: int, cold: float) -> float:
+    """Seconds of a step where the host copies the rows from a file in the page cache."""
     model = _model(clock, TIERED_ROWS, dense_device="meta")
     tails = dict.fromkeys(model.bags.features.values(), "disk")
-    ids = _ids(samples, TIERED_ROWS, far)
+    ids = _ids(samples, TIERED_ROWS, cold)
     with tempfile.TemporaryDirectory(dir=folder) as files:
-        return _seconds_with_far_rows(clock, model, ids, hot=_num_hot(far), tails=tails, folder=Path(files))
+        return _seconds_with_fetched_rows(clock, model, ids, hot=_num_hot(cold), tails=tails, folder=Path(files))
 
 
-def _num_hot(far: float) -> int:
-    return 0 if far == 1.0 else TIERED_HOT
+def _num_hot(cold: float) -> int:
+    return 0 if cold == 1.0 else TIERED_HOT
 
 
 def _copied_work() -> list[tuple[float, float]]:
-    """Lookups and different far rows of a batch of each size."""
+    """Lookups and distinct fetched rows of a batch of each size."""
     found = []
-    for samples, far in COPIED:
-        batch = _ids(samples, TIERED_ROWS, far, steps=1)
-        rows = sum(int((np.unique(column) >= _num_hot(far)).sum()) for column in batch.T)
+    for samples, cold in COPIED:
+        batch = _ids(samples, TIERED_ROWS, cold, steps=1)
+        rows = sum(int((np.unique(column) >= _num_hot(cold)).sum()) for column in batch.T)
         found.append((float(batch.size), float(rows)))
     return found
 
 
-def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, **options: Any) -> float:
-    """A step of a model that has so many hot rows of every table."""
+def _seconds_with_fetched_rows(clock: Clock, model: Model, ids: Array, *, hot: int, **options: Any) -> float:
+    """Seconds of a step of a model with `hot` hot rows of every table."""
     hot_rows = dict.fromkeys(model.bags.features.values(), hot)
     pipeline = Pipeline(place(model, hot_rows, clock.device, num_buffers=buffers_for(DEPTH), **options), DEPTH)
     step = _captured(model, len(ids) // NUM_STEPS, pipeline.synchronize)
@@ -209,17 +212,16 @@ def _seconds_with_far_rows(clock: Clock, model: Model, ids: Array, *, hot: int, 
 
 
 def _host_seconds(steps: Iterator[object]) -> float:
-    """Seconds of a step, in the median turn of those that count."""
-    warm, turns, size = STEPS
-    for _ in range(warm):
+    """Seconds of a step: the median over the timed rounds."""
+    for _ in range(WARM_UP):
         next(steps)
     torch.cuda.synchronize()
     taken = []
-    for _ in range(turns):
+    for _ in range(ROUNDS):
         start = time.perf_counter()
-        for _ in range(size):
+        for _ in range(ROUND_STEPS):
             next(steps)
-        taken.append((time.perf_counter() - start) / size)
+        taken.append((time.perf_counter() - start) / ROUND_STEPS)
     for _ in steps:
         pass
     return float(np.median(taken))
