@@ -169,10 +169,11 @@ def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str], monkeyp
         assert unknown == set(), page.name
 
 
-def test_every_method_and_extra_is_described() -> None:
+def test_every_command_method_and_extra_is_described() -> None:
     table = (DOCS / "compressed-tables.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)\(", table, flags=re.M)) == {kind.__name__ for kind in holdall.METHODS.values()}
     started = (DOCS / "getting-started.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `holdall (\w+)` \|", started, flags=re.M) == list(cli.COMMANDS)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     assert set(re.findall(r"^\| `(\w+)` \|", started, flags=re.M)) == extras.keys() - {"dev", "docs"}
 
@@ -192,3 +193,14 @@ OLD_WORDS = r"\b(rooms?|far rows?|near rows?|dealt|take home|goes on|at hand|beg
 def test_pages_use_the_words_of_the_field(page: Path) -> None:
     text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
     assert re.findall(OLD_WORDS, text, flags=re.I) == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="pip install 'holdall[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert built.returncode == 0, built.stderr
+    loaded = r"<(?:script|img|source|iframe)[^>]+src=[\"']?https?:|<link[^>]+href=[\"']?https?:|url\(https?:"
+    for page in [*(tmp_path / "site").rglob("*.html"), *(tmp_path / "site").rglob("*.css")]:
+        assert not re.search(loaded, page.read_text(encoding="utf-8")), page.name
