@@ -167,7 +167,7 @@ def _train(
     sent = collectives.bytes_by_kind()
     with torch.no_grad():
         ids = batch(rows, size, collectives.rank, 0)
-        shared.prepare(ids, learns=False)
+        shared.prepare(ids, training=False)
         checksum = float(bags(ids).double().square().sum())
     return checksum, sent
 

@@ -148,7 +148,7 @@ class EveryLookup(EmbeddingBags):
         with torch.no_grad():
             for name, table in tables.items():
                 assert isinstance(table, DenseTable)
-                fill(kept.weight[self._shards.local_slice(rank, name)], table, self._shards.kept(rank, name))
+                fill(kept.weight[self._shards.local_slice(rank, name)], table, self._shards.owned_ids(rank, name))
 
     def prepare(self, ids: Ids) -> None:
         number = torch.arange(len(self._names))[:, None].expand(ids.values.shape)

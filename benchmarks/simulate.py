@@ -313,7 +313,7 @@ class Trained:
     def checksum(self, ids: Ids) -> float:
         with torch.no_grad():
             if self.shared is not None:
-                self.shared.prepare(ids, learns=False)
+                self.shared.prepare(ids, training=False)
             return float(self.bags(ids).double().square().sum())
 
 

@@ -1,4 +1,4 @@
-"""What each process of the tests of checkpoints does: planted tensors are saved, loaded, and things go wrong."""
+"""Worker functions of the checkpoint tests: planted tensors are saved and loaded, with and without faults."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = ("A", "B", "C")
 
 
 class Spread:
-    """[40, 3] rows, the first 6 on every process, the others dealt out; those planted are i + version, others 0."""
+    """[40, 3] rows, the first 6 on every process, the others sharded; those planted are i + version, others 0."""
 
     is_sharded = True
     initial: dict[str, Any] = {"std": 0.0, "seed": 0}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Batches dealt to processes, a loss on looked-up vectors, and what one process makes of the whole batches."""
+"""Batches split over processes, a loss on looked-up vectors, and the result of one process on the whole batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table-wise parallelism equals one process on the concatenated batch; tables are dealt out evenly."""
+"""Table-wise parallelism equals one process on the concatenated batch; tables are assigned evenly."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def compressed(rank: int) -> bool:
         for one in optimizers:
             one.step()
     parts = shares.draw("one-hot", (6, 8), 9)
-    found = bags.prepare(parts[rank], learns=False)
+    found = bags.prepare(parts[rank], training=False)
     assert not found.requires_grad
     with torch.no_grad():
         wanted = plain(shares.concatenate(parts))[slice(0, 6) if rank == 0 else slice(6, 14)]

@@ -244,7 +244,7 @@ def test_strategies_of_one_process_are_refused_for_several(data: Path, tmp_path:
 
 
 def planned_for_two(data: Path, path: Path) -> Path:
-    """A plan for two processes with little memory, so that some rows are dealt out."""
+    """A plan for two processes with little memory, so that some rows are sharded."""
     config = PlanConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, world_size=2, device_memory="100KB")
     made = plan(data, config, hardware=hardware())
     assert made.strategy == "two-fold"

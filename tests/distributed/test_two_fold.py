@@ -1,4 +1,4 @@
-"""Two-fold parallelism equals one process on the concatenated batch, for every optimizer and deal of rows."""
+"""Two-fold parallelism equals one process on the concatenated batch, for every optimizer and sharding of rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def train(case: Case, collectives: Collectives, steps: int = STEPS) -> tuple[Two
     hot = {"some": HOT, "none": NOTHING, "all": ROWS}[case.hot]
     shared = two_fold(bags, hot, collectives)
     for pack in shared.packs:
-        pack.hot_way = case.way  # type: ignore[assignment]
+        pack.hot_reduction = case.way  # type: ignore[assignment]
     optimizers = Optimizers(bags, OptimizerConfig(name=case.optimizer, lr=shares.LR))  # type: ignore[arg-type]
     for step in range(steps):
         ids = batch(case, collectives.world_size, step)[collectives.rank]
@@ -184,13 +184,13 @@ def test_rows_without_a_gradient_are_left_alone() -> None:
 
 
 def looks_up(rank: int) -> dict[str, Any]:
-    """Evaluation, saving and loading at another deal of rows."""
+    """Evaluation, saving and loading at another sharding of rows."""
     collectives = Collectives(default_processes())
     case = Case(optimizer="adagrad")
     shared, _ = train(case, collectives)
     ids = batch(case, collectives.world_size, 99)[rank]
     with torch.no_grad():
-        shared.prepare(ids, learns=False)
+        shared.prepare(ids, training=False)
         vectors = shared.bags(ids)
         shared.finish()
         again, _ = train(dataclasses.replace(case, hot="none"), collectives, steps=0)
@@ -206,7 +206,7 @@ def looks_up(rank: int) -> dict[str, Any]:
                 loaded.write(saved_ids, values)  # all that was saved, as a checkpoint gives it
                 touched += int((rows >= HOT[name]).sum()) if saved.kind == "weight" else 0
         before, after = shared.full_state(), again.full_state()
-        again.prepare(ids, learns=False)
+        again.prepare(ids, training=False)
         same = torch.equal(again.bags(ids), vectors)
     return {"touched": touched, "same": same, "moved": shares.difference(after, before) if rank == 0 else 0.0}
 
@@ -250,7 +250,7 @@ def ahead(rank: int) -> list[bool]:
                 shared.exchange_gradients()
                 optimizers.step()
                 if step == 4:
-                    shared.prepare(batches[0].ids, learns=False)
+                    shared.prepare(batches[0].ids, training=False)
             states.append(shared.full_state())
             if own and case.hot == "none":
                 assert group is not None
@@ -286,10 +286,10 @@ def test_looks_up_saves_and_loads() -> None:
 def test_every_cold_row_has_one_owner(world_size: int) -> None:
     shards = Shards(ROWS, HOT, world_size)
     for name in ROWS:
-        ids = torch.cat([shards.kept(rank, name) for rank in range(world_size)])
+        ids = torch.cat([shards.owned_ids(rank, name) for rank in range(world_size)])
         assert sorted(ids.tolist()) == list(range(HOT[name], ROWS[name]))
         for rank in range(world_size):
-            kept, place = shards.kept(rank, name), shards.local_slice(rank, name)
+            kept, place = shards.owned_ids(rank, name), shards.local_slice(rank, name)
             keys = shards.keys(kept - HOT[name], torch.full_like(kept, shards.number[name]))
             assert (keys - rank * shards.stride).tolist() == list(range(place.start, place.stop))
     loads = shards.counts.sum(1)

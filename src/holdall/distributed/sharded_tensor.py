@@ -1,4 +1,4 @@
-"""A tensor whose rows are spread over processes, as a checkpoint saves it and loads into it."""
+"""Sharded tensor, as a checkpoint saves it and loads into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from holdall.tables.initial_rows import initial_rows
-from holdall.tiers.host_rows import LazyRows
 
 if TYPE_CHECKING:
     from holdall.distributed.two_fold_pack import TwoFoldPack
@@ -17,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """The rows of a table, or their optimizer state, of which every process has its own: see `checkpoint.TensorByRows`.
+    """Rows of a table, or their optimizer state, sharded over processes; implements `checkpoint.TensorByRows`.
 
-    Steps under way must have been finished. Hot rows are saved as well, each by one of the processes.
+    The last step must have been finished (`TwoFoldPack.finish`). Hot rows are saved too, each by one process.
     """
 
     pack: TwoFoldPack
@@ -41,12 +40,12 @@ class ShardedTensor:
         return {"std": table.init_std, "seed": table.seed} if self.kind == "weight" else {"std": 0.0, "seed": 0}
 
     def touched(self) -> Tensor:
-        """Of the rows that this process keeps those that were updated, and its share of the hot ones."""
+        """Owned rows that were updated, and this process's share of the hot rows."""
         pack, rank = self.pack, self.pack.collectives.rank
         hot = torch.arange(pack.hot_rows[self.name])[rank :: pack.collectives.world_size]
-        ids = pack.shards.kept(rank, self.name)
-        if isinstance(pack.far, LazyRows):
-            ids = ids[pack.far.touched[pack.shards.local_slice(rank, self.name)]]
+        ids = pack.shards.owned_ids(rank, self.name)
+        if pack.host_rows.touched is not None:
+            ids = ids[pack.host_rows.touched[pack.shards.local_slice(rank, self.name)]]
         return torch.cat([hot, ids])
 
     def read(self, rows: Tensor) -> Tensor:
@@ -55,7 +54,7 @@ class ShardedTensor:
     def read_raw(self, rows: Tensor) -> Tensor:
         is_hot, local = self._find(rows)
         cold = self.pack.cold(self.kind)
-        if not bool(is_hot.any()):  # nearly all that a checkpoint asks for
+        if not bool(is_hot.any()):  # the usual case
             return cold.read_raw(local)
         values = torch.empty(rows.numel(), *self.shape[1:], dtype=self.dtype)
         values[is_hot] = self.pack.hot(self.name, self.kind)[rows[is_hot].to(self.pack.device)].cpu()
@@ -71,18 +70,18 @@ class ShardedTensor:
         return raw
 
     def write(self, rows: Tensor, values: Tensor) -> None:
-        """Take what this process keeps, hot or cold."""
+        """Write the rows that this process has, hot or owned, and ignore the others."""
         is_hot, local = self._find(rows)
         device = self.pack.device
         self.pack.hot(self.name, self.kind)[rows[is_hot].to(device)] = values[is_hot].to(device)
-        mine = ~is_hot & (local >= 0)
-        self.pack.cold(self.kind).write(local[mine], values[mine])
+        owned = ~is_hot & (local >= 0)
+        self.pack.cold(self.kind).write(local[owned], values[owned])
 
     def reset(self) -> None:
-        """Let every row begin anew."""
+        """Set every row to its initial value."""
         pack = self.pack
         if self.kind == "weight":
-            assert isinstance(pack.far, LazyRows), "rows that were copied have no beginning to go back to"
+            assert pack.host_rows.initial is not None, "rows that were copied have no initial values"
             table = pack.tables[self.name]
             assert table.seed is not None, "every table draws a seed"
             ids = torch.arange(pack.hot_rows[self.name])
@@ -92,21 +91,22 @@ class ShardedTensor:
             pack.hot(self.name, self.kind).zero_()
         local = pack.shards.local_slice(pack.collectives.rank, self.name)
         cold = pack.cold(self.kind)
-        if isinstance(pack.far, LazyRows):
-            touched = local.start + pack.far.touched[local].nonzero()[:, 0]
+        if pack.host_rows.touched is not None:
+            touched = local.start + pack.host_rows.touched[local].nonzero()[:, 0]
             cold.write_raw(touched, torch.zeros(touched.numel(), *self.shape[1:], dtype=self.dtype))
 
     def clear_touched(self) -> None:
         """Mark no row as touched, once everything that shares the marks has been reset."""
-        if isinstance(self.pack.far, LazyRows):
-            self.pack.far.touched[self.pack.shards.local_slice(self.pack.collectives.rank, self.name)] = False
+        touched, shards = self.pack.host_rows.touched, self.pack.shards
+        if touched is not None:
+            touched[shards.local_slice(self.pack.collectives.rank, self.name)] = False
 
     def _find(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Which rows are hot, and the local number [n] of those that this process keeps; -1 elsewhere."""
+        """`(mask of hot rows [n], local numbers [n])`; the local number of a row that is hot or not owned is -1."""
         pack, rank = self.pack, self.pack.collectives.rank
         world_size, hot_rows = pack.collectives.world_size, pack.hot_rows[self.name]
         is_hot = rows < hot_rows
         rank_in_tail = rows - hot_rows
-        mine = ~is_hot & ((rank_in_tail + pack.shards.number[self.name]) % world_size == rank)
+        owned = ~is_hot & ((rank_in_tail + pack.shards.number[self.name]) % world_size == rank)
         start = pack.shards.local_slice(rank, self.name).start
-        return is_hot, torch.where(mine, start + rank_in_tail // world_size, -1)
+        return is_hot, torch.where(owned, start + rank_in_tail // world_size, -1)

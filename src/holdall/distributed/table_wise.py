@@ -8,9 +8,9 @@ A step, on every process, on its share of the batch:
     optimizers.step()               # each table once, by its owner
 
 Gradients are those of the mean over all processes' samples, so the result is that of one process on all of them. Of the
-vectors [B_r, F, dim] of a process, those of other processes' tables travel twice: about 2 (W - 1) / W * 4 F dim bytes a
-sample, and the ids. Collectives are outside of autograd, so that a process whose share is empty, or whose loss leaves
-some vectors out, makes the same calls as the others.
+vectors [B_r, F, dim] of a process, those of other processes' tables are sent twice: about 2 (W - 1) / W * 4 F dim bytes
+a sample, and the ids. Collectives are outside of autograd, so that a process whose share is empty, or whose loss
+ignores some vectors, makes the same calls as the others.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from holdall.embedding.bags import EmbeddingBags
 
 
 def assign_tables(num_bytes: Mapping[str, int], loads: Mapping[str, float], world_size: int) -> dict[str, int]:
-    """Which process gets each table, so that neither bytes nor load (lookups, say) pile up on one.
+    """Owner of each table, chosen so that bytes and load (lookups, say) are balanced over processes.
 
-    Greedy: tables by falling share of the whole (of all bytes or of all load, the larger), each to the process whose
-    own larger share is smallest with it.
+    Greedy: tables in descending order of their share of all bytes or of all load, the larger; each goes to the process
+    whose own larger share is smallest with it.
     """
     all_bytes, all_loads = max(1, sum(num_bytes.values())), max(1e-30, sum(loads.values()))
     shares = {name: (num_bytes[name] / all_bytes, loads[name] / all_loads) for name in num_bytes}
-    held = [(0.0, 0.0)] * world_size
+    assigned = [(0.0, 0.0)] * world_size
     owners: dict[str, int] = {}
     for name in sorted(shares, key=lambda name: (-max(shares[name]), -sum(shares[name]))):
-        more = [tuple(had + part for had, part in zip(one, shares[name], strict=True)) for one in held]
+        more = [tuple(had + part for had, part in zip(one, shares[name], strict=True)) for one in assigned]
         chosen = min(range(world_size), key=lambda rank: (max(more[rank]), sum(more[rank]), rank))
-        held[chosen] = (more[chosen][0], more[chosen][1])
+        assigned[chosen] = (more[chosen][0], more[chosen][1])
         owners[name] = chosen
     return {name: owners[name] for name in num_bytes}
 
 
 class TableWiseBags(EmbeddingBags):
-    """`bags`, which every process built from the same seed, with the tables of this process alone.
+    """Tables of this process, out of `bags`, which every process builds from the same seed.
 
-    `owners` says which process has each table. Dense tables built on `meta` get their rows on `device`, at their owner,
-    and nowhere else; the others are kept where they are.
+    `owners` has the process of each table. Dense tables built on `meta` get their rows on `device`, only at their
+    owner; the others stay on their device.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class TableWiseBags(EmbeddingBags):
     ):
         nn.Module.__init__(self)  # not EmbeddingBags': a process may have no table
         if any(pack.collects for pack in bags.packs):
-            raise ConfigError("the tables have an optimizer already: spread them first, then make the optimizer")
+            raise ConfigError("the tables have an optimizer already: shard them first, then make the optimizer")
         names = dict.fromkeys(bags.features.values())
         wrong = [name for name in names if not 0 <= owners.get(name, -1) < collectives.world_size]
         if wrong:
@@ -73,17 +73,17 @@ class TableWiseBags(EmbeddingBags):
         self.dtype = bags.vector_dtype or next(bags.parameters()).dtype
         self.device = torch.device(device)
         self._num_bytes = bags.num_bytes()
-        mine = {name: bags.table(name) for name in names if owners[name] == collectives.rank}
-        self._set_tables(mine, None, device)
+        own = {name: bags.table(name) for name in names if owners[name] == collectives.rank}
+        self._set_tables(own, None, device)
         all_owners = [owners[name] for name in self.features.values()]
         self.positions = [[p for p, o in enumerate(all_owners) if o == rank] for rank in range(collectives.world_size)]
-        """Features, as positions in the batch, whose tables each process has."""
+        """Positions in the batch of the features whose tables each process owns."""
         self._narrow = torch.int32 if int(self._limits.max()) <= 2**31 else torch.int64
         self._sizes: list[int] = []
         self._pooled: Tensor | None = None
-        """[sum of sizes, P, dim]: what this process looked up for all of them, with its graph."""
+        """[sum of sizes, P, dim]: vectors that this process looked up for all of them, with their autograd graph."""
         self._vectors: Tensor | None = None
-        """[B, F, dim]: what this process was sent."""
+        """[B, F, dim]: vectors that this process received."""
 
     def num_bytes(self) -> int:
         """Bytes of all tables, of all processes."""
@@ -91,26 +91,26 @@ class TableWiseBags(EmbeddingBags):
 
     # --- before the model --------------------------------------------------------------------------------------------
 
-    def prepare(self, ids: Ids, *, learns: bool = True) -> Tensor:
-        """The vectors [B, F, dim] of this process's samples, which `forward` then gives; B may be 0.
+    def prepare(self, ids: Ids, *, training: bool = True) -> Tensor:
+        """Exchange the vectors [B, F, dim] of this process's samples, which `forward` then returns; B may be 0.
 
-        Without `learns` nothing will be updated, as in an evaluation.
+        Without `training` nothing will be updated, as in an evaluation. A collective call.
         """
         if ids.batch_size:
             self.check(ids)
         kind = (ids.offsets is not None, ids.weights is not None)
-        told = self.collectives.gather_sizes([ids.batch_size, *map(int, kind)])
-        self._sizes = [size for size, _, _ in told]
-        kinds = {(bool(bagged), bool(weighs)) for size, bagged, weighs in told if size}
+        gathered = self.collectives.gather_sizes([ids.batch_size, *map(int, kind)])
+        self._sizes = [size for size, _, _ in gathered]
+        kinds = {(bool(bagged), bool(weighs)) for size, bagged, weighs in gathered if size}
         if len(kinds) > 1:
-            raise ConfigError("processes have batches of different kinds: bags, or weights, on some of them alone")
+            raise ConfigError("processes have batches of different kinds: bags, or weights, on some of them only")
         if not ids.batch_size:
             ids = self._no_samples(*(kinds.pop() if kinds else kind))
-        everyone = self._collect_one_hot(ids) if ids.offsets is None else self._collect_bags(ids, ids.offsets)
-        mine = self.positions[self.collectives.rank]
-        with torch.set_grad_enabled(learns):
-            if mine:
-                self._pooled = self._look_up(everyone, mine)
+        collected = self._collect_one_hot(ids) if ids.offsets is None else self._collect_bags(ids, ids.offsets)
+        own = self.positions[self.collectives.rank]
+        with torch.set_grad_enabled(training):
+            if own:
+                self._pooled = self._look_up(collected, own)
             else:
                 self._pooled = torch.empty(sum(self._sizes), 0, self.dim, dtype=self.dtype, device=self.device)
         to, of = self._counts()
@@ -120,72 +120,72 @@ class TableWiseBags(EmbeddingBags):
             vectors = received.new_empty(ids.batch_size, self.num_features, self.dim)
             for positions, piece in zip(self.positions, received.split(of), strict=True):
                 vectors[:, positions] = piece.view(ids.batch_size, len(positions), self.dim)
-        self._vectors = vectors.requires_grad_(learns)
+        self._vectors = vectors.requires_grad_(training)
         return vectors
 
     def _counts(self) -> tuple[list[int], list[int]]:
-        """Vectors that this process sends to each, and gets from each."""
+        """Vectors that this process sends to each process, and receives from each."""
         rank = self.collectives.rank
         to = [size * len(self.positions[rank]) for size in self._sizes]
         return to, [self._sizes[rank] * len(positions) for positions in self.positions]
 
     def _no_samples(self, bagged: bool, weighs: bool) -> Ids:
-        """An empty share that looks like those of the others."""
+        """Empty share of the same kind as those of the other processes."""
         shape = (0,) if bagged else (self.num_features, 0)
         values = torch.empty(shape, dtype=self._narrow)
         offsets = torch.zeros(1, dtype=torch.int64) if bagged else None
         return Ids(values, offsets, self.num_features, torch.empty(shape, dtype=self.dtype) if weighs else None)
 
     def _collect_one_hot(self, ids: Ids) -> Ids:
-        """The ids of all processes' samples for the features of this one; other features have zeros."""
-        num_mine, num_all = len(self.positions[self.collectives.rank]), sum(self._sizes)
-        of = [num_mine * size for size in self._sizes]
+        """Ids of all processes' samples for the features of this process; other features have zeros."""
+        num_own, num_all = len(self.positions[self.collectives.rank]), sum(self._sizes)
+        of = [num_own * size for size in self._sizes]
 
         def collect(rows: Tensor, kind: str) -> Tensor:
             pieces = self._send([rows[position] for position in range(self.num_features)], of, kind)
-            return self._spread(_by_feature(pieces, [self._sizes] * num_mine).view(num_mine, num_all))
+            return self._scatter(_by_feature(pieces, [self._sizes] * num_own).view(num_own, num_all))
 
         weights = None if ids.weights is None else collect(ids.weights.to(self.dtype), "weights")
         return Ids(collect(ids.values.to(self._narrow), "ids"), None, self.num_features, weights)
 
     def _collect_bags(self, ids: Ids, offsets: Tensor) -> Ids:
-        """The same for bags; those of other features are empty."""
-        num_mine = len(self.positions[self.collectives.rank])
+        """The same for bags; bags of other features are empty."""
+        num_own = len(self.positions[self.collectives.rank])
         lengths = offsets.diff().view(self.num_features, ids.batch_size)
-        pieces = self._send(list(lengths.to(torch.int32)), [num_mine * size for size in self._sizes], "lengths")
-        theirs = [piece.view(num_mine, size).long() for piece, size in zip(pieces, self._sizes, strict=True)]
+        pieces = self._send(list(lengths.to(torch.int32)), [num_own * size for size in self._sizes], "lengths")
+        theirs = [piece.view(num_own, size).long() for piece, size in zip(pieces, self._sizes, strict=True)]
         of = [int(piece.sum()) for piece in theirs]
-        cuts = [[int(piece[feature].sum()) for piece in theirs] for feature in range(num_mine)]
+        cuts = [[int(piece[feature].sum()) for piece in theirs] for feature in range(num_own)]
         bounds = lengths.sum(1).tolist()
 
         def collect(flat: Tensor, kind: str) -> Tensor:
             return _by_feature(self._send(flat.split(bounds), of, kind), cuts)
 
         weights = None if ids.weights is None else collect(ids.weights.to(self.dtype), "weights")
-        everyones = self._spread(torch.cat(theirs, dim=1))
+        all_lengths = self._scatter(torch.cat(theirs, dim=1))
         values = collect(ids.values.to(self._narrow), "ids")
-        return Ids(values, F.pad(everyones.reshape(-1).cumsum(0), (1, 0)), self.num_features, weights)
+        return Ids(values, F.pad(all_lengths.reshape(-1).cumsum(0), (1, 0)), self.num_features, weights)
 
     def _send(self, by_feature: Sequence[Tensor], of: Sequence[int], kind: str) -> list[Tensor]:
-        """Numbers of every feature to the owners of its table; `of[r]` numbers of this process's features from r."""
+        """Send the numbers of every feature to the owner of its table; receive `of[r]` numbers from process r."""
         nothing = by_feature[0][:0]
         parts = [torch.cat([nothing, *(by_feature[p] for p in positions)]) for positions in self.positions]
         received = self.collectives.all_to_all(torch.cat(parts), [part.numel() for part in parts], of, kind=kind)
         return list(received.to(self.device).split(list(of)))
 
-    def _spread(self, mine: Tensor) -> Tensor:
-        """Rows of this process's features [P, B] among those of all features [F, B]; zeros elsewhere."""
-        everything = mine.new_zeros(self.num_features, mine.shape[1])
-        everything[self.positions[self.collectives.rank]] = mine
+    def _scatter(self, own: Tensor) -> Tensor:
+        """Rows of this process's features [P, B], placed among those of all features [F, B]; zeros elsewhere."""
+        everything = own.new_zeros(self.num_features, own.shape[1])
+        everything[self.positions[self.collectives.rank]] = own
         return everything
 
-    # --- what the model asks -----------------------------------------------------------------------------------------
+    # --- interface of EmbeddingBags ----------------------------------------------------------------------------------
 
     def forward(self, ids: Ids, positions: Sequence[int] | None = None) -> Tensor:
-        """What `prepare` was sent for these samples."""
+        """Vectors that `prepare` received for these samples."""
         if self._vectors is None or self._vectors.shape[0] != ids.batch_size:
             raise ConfigError(
-                "vectors of tables on several processes were asked for before they were exchanged: call prepare(ids) "
+                "vectors of tables on several processes were looked up before they were exchanged: call prepare(ids) "
                 "on every process first"
             )
         return self._vectors if positions is None else self._vectors[:, list(positions)]
@@ -196,15 +196,16 @@ class TableWiseBags(EmbeddingBags):
         )
 
     def packed_rows(self, ids: Ids) -> tuple[Tensor, ...] | None:
-        """None: rows are not here."""
+        """None: the rows are on other processes."""
         return None
 
     # --- after the backward ------------------------------------------------------------------------------------------
 
     def exchange_gradients(self, scale: float | None = None) -> None:
-        """Send the gradients of the vectors to their owners, whose tables' gradients are there afterwards.
+        """Send the gradients of the vectors to the owners of their tables, and backpropagate them there.
 
-        `scale` multiplies this process's first; None weighs means over shares by their samples (`share_of_mean`).
+        `scale` multiplies the gradients of this process first; None weighs means over shares by their samples
+        (`share_of_mean`). A collective call.
         """
         vectors, pooled = self._vectors, self._pooled
         assert vectors is not None, "prepare the step first"
@@ -221,7 +222,7 @@ class TableWiseBags(EmbeddingBags):
 
 
 def _by_feature(pieces: Sequence[Tensor], cuts: Sequence[Sequence[int]]) -> Tensor:
-    """Pieces by source, each by feature, joined by feature and then source; `cuts[feature][source]` are lengths."""
+    """Reorder pieces from (source, feature) to (feature, source) order; `cuts[feature][source]` are lengths."""
     split = [piece.split([cut[source] for cut in cuts]) if cuts else () for source, piece in enumerate(pieces)]
     ordered = [parts[feature] for feature in range(len(cuts)) for parts in split]
     return torch.cat([pieces[0][:0], *ordered])

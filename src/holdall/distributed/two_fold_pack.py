@@ -1,8 +1,8 @@
-"""A pack of dense tables whose hot rows are on every process and whose cold rows are dealt out (see `two_fold`).
+"""Pack of dense tables with hot rows replicated on every process and cold rows sharded (see `two_fold`).
 
-The device holds [ hot rows | rows this process owns and the step updates | rows fetched for its lookups ]; optimizer
-state lies beside the first two. Rows that a process owns live on its host, with their state, and take no memory
-until they are touched.
+The storage on the device is [ hot rows | owned rows that the step updates | rows fetched for lookups ]; optimizer state
+has the first two parts. The rows that a process owns are on its host, with their state, and take no memory until they
+are touched.
 """
 
 from __future__ import annotations
@@ -28,55 +28,55 @@ from holdall.tiers.staging import with_spare
 
 @dataclass(frozen=True)
 class Request:
-    """The cold rows of a step, and those that others asked of this process for it."""
+    """Cold rows that a step needs, and owned rows that other processes requested for it."""
 
     keys: Tensor
     """[U] int64: the distinct cold rows of this process's samples, ascending (see `Shards.keys`)."""
-    to: list[int]
-    """How many of them each process owns."""
-    wanted: Tensor
-    """[N] local numbers of rows of this process that were asked for, in the order of who asked."""
-    of: list[int]
-    """How many of them each process asked for."""
+    keys_per_owner: list[int]
+    """Number of keys that each process owns."""
+    requested: Tensor
+    """[N] local numbers of owned rows that were requested, in the order of the requesting ranks."""
+    requested_per_rank: list[int]
+    """Number of rows that each process requested."""
     num_samples: int
     looked_up: tuple[Tensor, Tensor, Tensor] | None = None
-    """With one id a feature: the ids [F, B], which of them are cold, and the place of each cold one in `keys`."""
+    """With one id per feature: the ids [F, B], a mask of the cold ones, and the index of each cold one in `keys`."""
 
 
 @dataclass(frozen=True)
-class Early:
-    """A request of which all rows are here that the step under way does not update."""
+class PrefetchedRows:
+    """Rows of a request that were fetched during the step before: those that this step does not update."""
 
     request: Request
     rows: Tensor
     """[U - late, dim] in the order of `request.keys`."""
-    here: Tensor
-    """[U] bool: which of the keys these are."""
-    sends: Tensor
-    """[N] bool: which of `request.wanted` have been sent."""
+    arrived: Tensor
+    """[U] bool: the keys of these rows."""
+    sent: Tensor
+    """[N] bool: rows of `request.requested` that were sent."""
 
 
 @dataclass
-class Working:
-    """A request whose rows are on the device."""
+class StepRows:
+    """Rows of the current step, on the device."""
 
     request: Request
     keys: Tensor
     """`request.keys` on the device."""
     owned: Tensor
-    """[O] int64: the distinct rows of `request.wanted`, ascending: row `owned[i]` is at place i of the owner's room."""
+    """[O] int64: the distinct rows of `request.requested`, ascending: the owned part of the storage."""
     places: Tensor
-    """[N] the place of each row of `request.wanted`."""
-    learns: bool
+    """[N] the index in the owned part of each row of `request.requested`."""
+    training: bool
     all_hot: bool = False
     """Whether no process needs any cold row for this step."""
 
 
 class TwoFoldPack(DensePack):
-    """`host`'s tables with the first `hot_rows[name]` rows of each on all processes and the others dealt out.
+    """Tables of `host` with the first `hot_rows[name]` rows of each on all processes and the others sharded.
 
-    Made of a pack that every process built from the same seed, on `meta` where its rows should take no memory before
-    they are touched; the pack's tables then keep no rows of their own.
+    Every process builds `host` from the same seed; on `meta`, its rows take no memory before they are touched. The
+    tables of `host` are left without rows of their own.
     """
 
     def __init__(
@@ -89,58 +89,59 @@ class TwoFoldPack(DensePack):
         self.num_hot = sum(self.hot_rows.values())
         self.dim, self.dtype = host.storage.shape[1], host.storage.dtype
         self.vector_dtype = host.vector_dtype
-        self.hot_way: RowReduction = "auto"
+        self.hot_reduction: RowReduction = "auto"
         self.collects, self.gradients = False, []
         self.slots: dict[str, Tensor] = {}
-        self.far_slots: dict[str, HostRows] = {}
-        self.working: Working | None = None
-        self.owned_room = self.fetched_room = 0
-        self.far = owned_rows(host, self.shards, collectives.rank)
+        self.host_slots: dict[str, HostRows] = {}
+        self.step_rows: StepRows | None = None
+        self.max_owned = self.max_fetched = 0
+        """Rows that the last two parts of the storage can hold."""
+        self.host_rows = owned_rows(host, self.shards, collectives.rank)
         self.storage = hot_rows_of(host, self.hot_rows).to(self.device)
         for name, table in self.tables.items():
             like = torch.empty(rows[name], self.dim, dtype=self.dtype, device="meta")
             table.weight = nn.Parameter(like, requires_grad=host.tables[name].weight.requires_grad)
 
-    # --- what DensePack promises -------------------------------------------------------------------------------------
+    # --- interface of DensePack --------------------------------------------------------------------------------------
 
     def repack(self) -> None:
-        """The tables have no rows of their own that could have moved."""
+        """Do nothing: the tables have no rows of their own that could have moved."""
 
     def allocate_slots(self, make: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
-        num_updated = self.num_hot + self.owned_room
+        num_updated = self.num_hot + self.max_owned
         self.slots = make(self.storage[:num_updated])
-        shapes = make(torch.empty(self.far.tensor.shape, dtype=self.dtype, device="meta"))
-        self.far_slots = {slot: HostRows(torch.zeros(like.shape, dtype=like.dtype)) for slot, like in shapes.items()}
+        shapes = make(torch.empty(self.host_rows.tensor.shape, dtype=self.dtype, device="meta"))
+        self.host_slots = {slot: HostRows(torch.zeros(like.shape, dtype=like.dtype)) for slot, like in shapes.items()}
         return self.slots
 
     def slot_views(self, name: str) -> dict[str, Any]:
-        """The optimizer state of a table, as a checkpoint takes it (see `ShardedTensor`)."""
-        return {slot: ShardedTensor(self, name, slot) for slot in self.far_slots}
+        """Optimizer state of a table, for a checkpoint (see `ShardedTensor`)."""
+        return {slot: ShardedTensor(self, name, slot) for slot in self.host_slots}
 
     def row_numbers(self, rows: Tensor) -> Tensor:
         return rows.to(torch.int32).contiguous()
 
     def locate(self, ids: Tensor, names: Sequence[str], which: Tensor | None = None) -> Tensor:
-        hot, near, number = self.shards.columns(names, ids.device)
-        known = None if self.working is None else self.working.request.looked_up
+        hot, hot_start, number = self.shards.columns(names, ids.device)
+        known = None if self.step_rows is None else self.step_rows.request.looked_up
         if known is not None and _same_view(known[0].t(), ids):
             values, is_cold, places = known
-            located = near[:, None] + values
+            located = hot_start[:, None] + values
             located[is_cold] = self._fetched_start + places
             return located.t()
         if which is not None:
-            hot, near, number = hot[which], near[which], number[which]
-        found = near + ids
+            hot, hot_start, number = hot[which], hot_start[which], number[which]
+        found = hot_start + ids
         is_cold = ids >= hot
         if not bool(is_cold.any()):
             return found
-        if self.working is None:
+        if self.step_rows is None:
             raise ConfigError(
-                "a cold row of a table that is spread over processes was looked up before it was fetched: call "
+                "a cold row of a sharded table was looked up before it was fetched: call "
                 "prepare(ids) on every process first"
             )
         keys = self.shards.keys((ids - hot)[is_cold], number.expand(ids.shape)[is_cold])
-        fetched = self.working.keys
+        fetched = self.step_rows.keys
         assert bool(torch.isin(keys, fetched).all()), "these ids were not prepared"
         places = torch.searchsorted(fetched, keys)
         found[is_cold] = self._fetched_start + places
@@ -148,13 +149,15 @@ class TwoFoldPack(DensePack):
 
     @property
     def _fetched_start(self) -> int:
-        return self.num_hot + self.owned_room
+        return self.num_hot + self.max_owned
 
     # --- before the lookup -------------------------------------------------------------------------------------------
 
     def request(self, ids: Ids, features: Mapping[str, str], collectives: Collectives | None = None) -> Request:
-        """Exchange the distinct cold rows of a batch, as numbers; while another step is under way, over collectives of
-        another group."""
+        """Exchange the row numbers of a batch's distinct cold rows. A collective call.
+
+        During another step, `collectives` must be those of another group.
+        """
         collectives = self.collectives if collectives is None else collectives
         positions = [place for place, name in enumerate(features.values()) if name in self.tables]
         hot, _, number = self.shards.columns([list(features.values())[p] for p in positions], ids.values.device)
@@ -170,81 +173,83 @@ class TwoFoldPack(DensePack):
             self.shards.keys((values.long() - hot)[is_cold], number[is_cold]), return_inverse=True
         )
         owner, local = keys // self.shards.stride, keys % self.shards.stride
-        to = torch.bincount(owner, minlength=collectives.world_size).tolist()
-        of = collectives.exchange_sizes(to)
+        per_owner = torch.bincount(owner, minlength=collectives.world_size).tolist()
+        per_rank = collectives.exchange_sizes(per_owner)
         narrow = torch.int32 if self.shards.stride < 2**31 else torch.int64
-        wanted = collectives.all_to_all(local.to(narrow), to, of, kind="cold_ids").cpu().long()
+        requested = collectives.all_to_all(local.to(narrow), per_owner, per_rank, kind="cold_ids").cpu().long()
         whole = ids.offsets is None and len(positions) == ids.num_features
         looked_up = (ids.values, is_cold, places) if whole else None
-        return Request(keys, to, wanted, of, ids.batch_size, looked_up)
+        return Request(keys, per_owner, requested, per_rank, ids.batch_size, looked_up)
 
     @property
-    def busy(self) -> Tensor:
-        """The rows of this process that the step under way updates."""
-        return torch.empty(0, dtype=torch.int64) if self.working is None else self.working.owned
+    def updated_rows(self) -> Tensor:
+        """Local numbers of the owned rows that the current step updates."""
+        return torch.empty(0, dtype=torch.int64) if self.step_rows is None else self.step_rows.owned
 
-    def fetch_early(self, request: Request, busy: Tensor, collectives: Collectives) -> Early:
-        """Exchange the rows of a request, but for those that are `busy` at their owner, who says which; by a thread."""
-        sends = torch.isin(request.wanted, busy, invert=True)
-        here = collectives.all_to_all(sends.to(torch.uint8), request.of, request.to, kind="cold_ids").cpu().bool()
-        of, to = _counts(sends, request.of), _counts(here, request.to)
-        rows = collectives.all_to_all(self.far.read(request.wanted[sends]), of, to, kind="cold_rows")
-        return Early(request, rows, here, sends)
+    def prefetch(self, request: Request, updated: Tensor, collectives: Collectives) -> PrefetchedRows:
+        """Exchange the rows of a request that are not in their owner's `updated`. A collective call, on a thread."""
+        per_owner, per_rank = request.keys_per_owner, request.requested_per_rank
+        sent = torch.isin(request.requested, updated, invert=True)
+        arrived = collectives.all_to_all(sent.to(torch.uint8), per_rank, per_owner, kind="cold_ids").cpu().bool()
+        send, receive = _counts(sent, per_rank), _counts(arrived, per_owner)
+        rows = collectives.all_to_all(self.host_rows.read(request.requested[sent]), send, receive, kind="cold_rows")
+        return PrefetchedRows(request, rows, arrived, sent)
 
     @torch.no_grad()
-    def bring(self, request: Request, *, learns: bool = True, early: Early | None = None) -> None:
-        """Exchange the rows of a request that are not here early; without `learns` nothing will be updated, as in an
-        evaluation."""
+    def fetch(self, request: Request, *, training: bool = True, prefetched: PrefetchedRows | None = None) -> None:
+        """Exchange the rows of a request that were not prefetched; without `training` nothing will be updated. A
+        collective call."""
         self.finish()
-        owned, places = torch.unique(request.wanted, return_inverse=True)
-        self._make_room(owned.numel(), request.keys.numel())
-        working = Working(request, request.keys.to(self.device), owned, places.to(self.device), learns)
-        room = slice(self.num_hot, self.num_hot + owned.numel())
+        per_owner, per_rank = request.keys_per_owner, request.requested_per_rank
+        owned, places = torch.unique(request.requested, return_inverse=True)
+        self._grow(owned.numel(), request.keys.numel())
+        step_rows = StepRows(request, request.keys.to(self.device), owned, places.to(self.device), training)
+        part = slice(self.num_hot, self.num_hot + owned.numel())
         if owned.numel():
-            self.storage[room] = self.far.read(owned).to(self.device)
-            if learns:
-                for slot, far in self.far_slots.items():
-                    self.slots[slot][room] = far.read(owned).to(self.device)
+            self.storage[part] = self.host_rows.read(owned).to(self.device)
+            if training:
+                for slot, state in self.host_slots.items():
+                    self.slots[slot][part] = state.read(owned).to(self.device)
         fetched = self.storage[self._fetched_start : self._fetched_start + request.keys.numel()]
-        if early is None:
-            answers = self.storage[room].index_select(0, working.places)
-            fetched.copy_(self.collectives.all_to_all(answers, request.of, request.to, kind="cold_rows"))
+        if prefetched is None:
+            answers = self.storage[part].index_select(0, step_rows.places)
+            fetched.copy_(self.collectives.all_to_all(answers, per_rank, per_owner, kind="cold_rows"))
         else:
-            late, missing = ~early.sends, ~early.here
-            answers = self.storage[room].index_select(0, working.places[late.to(self.device)])
-            of, to = _counts(late, request.of), _counts(missing, request.to)
-            rows = self.collectives.all_to_all(answers, of, to, kind="cold_rows")
+            late, missing = ~prefetched.sent, ~prefetched.arrived
+            answers = self.storage[part].index_select(0, step_rows.places[late.to(self.device)])
+            send, receive = _counts(late, per_rank), _counts(missing, per_owner)
+            rows = self.collectives.all_to_all(answers, send, receive, kind="cold_rows")
             fetched[missing.to(self.device)] = rows.to(self.device)
-            fetched[early.here.to(self.device)] = early.rows.to(self.device)
-        self.working = working
+            fetched[prefetched.arrived.to(self.device)] = prefetched.rows.to(self.device)
+        self.step_rows = step_rows
 
-    def enter_hot(self, num_samples: int) -> None:
-        """In the place of `bring`, for a step that needs hot rows alone on every process."""
+    def prepare_hot(self, num_samples: int) -> None:
+        """Prepare a step that needs only hot rows on every process, in the place of `fetch`."""
         self.finish()
-        nothing, nobody = torch.empty(0, dtype=torch.int64), [0] * self.collectives.world_size
-        request = Request(nothing, nobody, nothing, nobody, num_samples)
-        here = nothing.to(self.device)
-        self.working = Working(request, here, nothing, here, learns=True, all_hot=True)
+        empty, zeros = torch.empty(0, dtype=torch.int64), [0] * self.collectives.world_size
+        request = Request(empty, zeros, empty, zeros, num_samples)
+        on_device = empty.to(self.device)
+        self.step_rows = StepRows(request, on_device, empty, on_device, training=True, all_hot=True)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Take the updated rows of the last step home, to the host of their owner; nothing is sent."""
-        working, self.working = self.working, None
-        if working is None or not working.learns or working.owned.numel() == 0:
+        """Write the updated rows of the last step back to the host of their owner; nothing is sent."""
+        last, self.step_rows = self.step_rows, None
+        if last is None or not last.training or last.owned.numel() == 0:
             return
-        room = slice(self.num_hot, self.num_hot + working.owned.numel())
-        self.far.write(working.owned, self.storage[room].cpu())
-        for slot, far in self.far_slots.items():
-            far.write(working.owned, self.slots[slot][room].cpu())
+        part = slice(self.num_hot, self.num_hot + last.owned.numel())
+        self.host_rows.write(last.owned, self.storage[part].cpu())
+        for slot, state in self.host_slots.items():
+            state.write(last.owned, self.slots[slot][part].cpu())
 
-    def _make_room(self, num_owned: int, num_fetched: int) -> None:
-        """Rooms for so many rows; they grow by a quarter more, so that they seldom have to. Rooms must be empty."""
-        if num_owned <= self.owned_room and num_fetched <= self.fetched_room:
+    def _grow(self, num_owned: int, num_fetched: int) -> None:
+        """Grow the storage to `num_owned` and `num_fetched` rows, and a quarter more; drops all but the hot rows."""
+        if num_owned <= self.max_owned and num_fetched <= self.max_fetched:
             return
-        if num_owned > self.owned_room:
-            self.owned_room = with_spare(num_owned)
-        if num_fetched > self.fetched_room:
-            self.fetched_room = with_spare(num_fetched)
+        if num_owned > self.max_owned:
+            self.max_owned = with_spare(num_owned)
+        if num_fetched > self.max_fetched:
+            self.max_fetched = with_spare(num_fetched)
 
         def grown(tensor: Tensor, num_rows: int) -> Tensor:
             larger = tensor.new_zeros(num_rows, *tensor.shape[1:])
@@ -252,39 +257,40 @@ class TwoFoldPack(DensePack):
             return larger
 
         self.slots = {slot: grown(state, self._fetched_start) for slot, state in self.slots.items()}
-        self.storage = grown(self.storage, self._fetched_start + self.fetched_room)
+        self.storage = grown(self.storage, self._fetched_start + self.max_fetched)
 
     # --- after the backward ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def exchange_gradients(self, scale: float | None = None) -> None:
-        """Put the gradients that this process will apply, of all processes' samples, in the place of its own ones.
+        """Replace the gradients of this process's samples by those that it applies, of all processes' samples.
 
-        `scale` multiplies the own ones first; None weighs means over shares by their samples (`share_of_mean`).
+        `scale` multiplies its own gradients first; None weighs means over shares by their samples (`share_of_mean`). A
+        collective call.
         """
-        working = self.working
-        assert working is not None, "prepare the step first"
-        assert working.learns, "this step was prepared to look up alone"
+        current = self.step_rows
+        assert current is not None, "prepare the step first"
+        assert current.training, "this step was prepared for lookups only"
         rows, sums = self._own_sums()
         is_hot = rows < self.num_hot
         num_hot = int(is_hot.sum())  # rows are ascending: hot ones come first
-        num_missing = working.request.keys.numel() - (rows.numel() - num_hot)
-        told = self.collectives.gather_sizes([num_hot, num_missing, working.request.num_samples])
+        num_missing = current.request.keys.numel() - (rows.numel() - num_hot)
+        sizes = self.collectives.gather_sizes([num_hot, num_missing, current.request.num_samples])
         if scale is None:
-            scale = share_of_mean(working.request.num_samples, [samples for _, _, samples in told])
+            scale = share_of_mean(current.request.num_samples, [samples for _, _, samples in sizes])
         sums = sums * scale
-        hot = self._sum_hot(rows[:num_hot], sums[:num_hot], [touched for touched, _, _ in told])
-        some_missing = any(missing for _, missing, _ in told)
+        hot = self._sum_hot(rows[:num_hot], sums[:num_hot], [touched for touched, _, _ in sizes])
+        some_missing = any(missing for _, missing, _ in sizes)
         self.gradients.clear()
         ids, grads = hot
-        if not working.all_hot:
+        if not current.all_hot:
             cold = self._send_cold(rows[num_hot:] - self._fetched_start, sums[num_hot:], some_missing)
             ids, grads = (torch.cat(parts) for parts in zip(hot, cold, strict=True))
         if ids.numel():
             self.gradients.append(RowGradient(ids, grads))
 
     def _own_sums(self) -> tuple[Tensor, Tensor]:
-        """Distinct rows of the storage, ascending, and the gradient of each, in float32 or wider."""
+        """Distinct rows of the storage with a gradient, ascending, and their gradients in float32 or wider."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         if not self.gradients:
             empty = torch.empty(0, dtype=torch.int64, device=self.device)
@@ -293,54 +299,54 @@ class TwoFoldPack(DensePack):
         return rows, sums.to(dtype)
 
     def _sum_hot(self, rows: Tensor, sums: Tensor, touched: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Hot rows that any process touched and their gradients summed over processes: the same on all of them."""
+        """Hot rows that any process touched, and their gradients summed over processes: the same bits on all."""
         if self.collectives.world_size == 1 or not any(touched):
             return rows, sums
-        everyones = sum_over_ranks(
-            rows, sums, touched, self.num_hot, self.collectives, self.hot_way, kind="hot_gradients"
+        gradient = sum_over_ranks(
+            rows, sums, touched, self.num_hot, self.collectives, self.hot_reduction, kind="hot_gradients"
         )
-        return sum_by_row(everyones)
+        return sum_by_row(gradient)
 
     def _send_cold(self, places: Tensor, sums: Tensor, some_missing: bool) -> tuple[Tensor, Tensor]:
-        """Rows of the storage that this process owns and their gradients, summed in the order of processes.
+        """Owned rows of the storage and their gradients, summed in the order of processes.
 
-        A row that was fetched and not looked up has no gradient, which is not a gradient of zero: where any process has
-        such rows, all say which ones they send.
+        A row that was fetched and not looked up has no gradient, which differs from a gradient of zero. If any process
+        has such rows (`some_missing`), all send a mask of their gradients first.
         """
-        assert self.working is not None
-        request = self.working.request
-        to, of, owned = request.to, request.of, self.working.places
+        assert self.step_rows is not None
+        request = self.step_rows.request
+        send, receive, owned = request.keys_per_owner, request.requested_per_rank, self.step_rows.places
         if some_missing:
-            sends = torch.zeros(request.keys.numel(), dtype=torch.uint8, device=places.device)
-            sends[places] = 1
-            comes = self.collectives.all_to_all(sends, to, of, kind="cold_ids").to(self.device)
-            to, of = _counts(sends, to), _counts(comes, of)
-            owned = owned[comes.bool()]
-        received = self.collectives.all_to_all(sums, to, of, kind="cold_gradients").to(self.device)
+            sent = torch.zeros(request.keys.numel(), dtype=torch.uint8, device=places.device)
+            sent[places] = 1
+            arrived = self.collectives.all_to_all(sent, send, receive, kind="cold_ids").to(self.device)
+            send, receive = _counts(sent, send), _counts(arrived, receive)
+            owned = owned[arrived.bool()]
+        received = self.collectives.all_to_all(sums, send, receive, kind="cold_gradients").to(self.device)
         return sum_by_row(RowGradient(owned + self.num_hot, received))
 
-    # --- what a checkpoint asks --------------------------------------------------------------------------------------
+    # --- for checkpoints ---------------------------------------------------------------------------------------------
 
     def hot(self, name: str, kind: str) -> Tensor:
-        """The hot rows of a table (kind `weight`) or their optimizer state: a view of those of ids 0 to hot_rows."""
+        """View of the hot rows of a table (kind `weight`) or of their optimizer state (kind: its slot)."""
         start = int(self.shards.columns([name], torch.device("cpu"))[1])
-        near = self.storage if kind == "weight" else self.slots[kind]
-        return near[start : start + self.hot_rows[name]]
+        on_device = self.storage if kind == "weight" else self.slots[kind]
+        return on_device[start : start + self.hot_rows[name]]
 
     def cold(self, kind: str) -> HostRows:
-        """The rows that this process keeps, of all tables, or their optimizer state."""
-        return self.far if kind == "weight" else self.far_slots[kind]
+        """Owned rows of all tables (kind `weight`), or their optimizer state (kind: its slot)."""
+        return self.host_rows if kind == "weight" else self.host_slots[kind]
 
     def weight(self, name: str) -> ShardedTensor:
-        """The rows of a table, as a checkpoint takes them."""
+        """Rows of a table, for a checkpoint."""
         return ShardedTensor(self, name, "weight")
 
 
 def _counts(chosen: Tensor, sizes: Sequence[int]) -> list[int]:
-    """How many are chosen of each of the parts of these sizes."""
+    """Number of chosen elements in each of consecutive parts of these sizes."""
     return [int(part.sum()) for part in chosen.split(list(sizes))]
 
 
 def _same_view(one: Tensor, other: Tensor) -> bool:
-    """Whether both show the same numbers, by where these lie and not by what they are."""
+    """Whether both are the same view of the same memory."""
     return one.shape == other.shape and one.stride() == other.stride() and one.data_ptr() == other.data_ptr()

@@ -144,7 +144,7 @@ class ShardedHotBatchesStrategy(TwoFoldStrategy):
 
     def _begin_hot_step(self, batch: Batch, moved: Batch) -> None:
         self.collectives.step += 1
-        self.shared.enter_hot(len(batch))
+        self.shared.prepare_hot(len(batch))
 
     def measures(self) -> dict[str, float]:
         return {**super().measures(), **self.batches.measures()}

@@ -56,7 +56,7 @@ class TableWiseStrategy(ProcessStrategy):
         self._bags.exchange_gradients(1.0)  # losses are shares of the global batch's already
 
     def _fetch_rows(self, ids: Ids) -> None:
-        self._bags.prepare(ids, learns=False)
+        self._bags.prepare(ids, training=False)
 
     def _squared_norm(self, dense: Mapping[str, nn.Parameter], rows: Sequence[RowGroup]) -> float:
         replicated = [p.grad for p in dense.values() if p.grad is not None and id(p) not in self._owned]

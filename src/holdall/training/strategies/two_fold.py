@@ -110,7 +110,7 @@ class TwoFoldStrategy(ProcessStrategy):
         self.shared.exchange_gradients(1.0)  # losses are shares of the global batch's already
 
     def _fetch_rows(self, ids: Ids) -> None:
-        self.shared.prepare(ids, learns=False)
+        self.shared.prepare(ids, training=False)
 
     def _squared_norm(self, dense: Mapping[str, nn.Parameter], rows: Sequence[RowGroup]) -> float:
         replicated = [parameter.grad for parameter in dense.values() if parameter.grad is not None]
