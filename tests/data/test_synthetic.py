@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdall.common.errors import ConfigError, DataError, HoldallError
-from holdall.data.click_log import BLOCK_ROWS, draw_ids, group_of
+from holdall.data.click_log import BLOCK_ROWS, draw_ids, first_grouped
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import load_id_maps
@@ -133,9 +133,9 @@ def test_ids_of_a_group_occur_together() -> None:
 
     def share_of_pairs_in_one_group(config: SyntheticConfig) -> float:
         ids = whole(config).ids.astype(np.int64)
-        first, second = (group_of(replace(config, groups=20), feature, ids[:, feature]) for feature in (0, 1))
+        first, second = (ids[:, feature] - first_grouped(config.cardinalities[feature]) for feature in (0, 1))
         grouped = (first >= 0) & (second >= 0)
-        return float((first[grouped] == second[grouped]).mean())
+        return float((first[grouped] % 20 == second[grouped] % 20).mean())
 
     assert share_of_pairs_in_one_group(replace(config, groups=0)) == pytest.approx(1 / 20, abs=0.01)
     # Both are moved to the row's group with 0.8 * 0.8, else they meet by chance.

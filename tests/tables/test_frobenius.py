@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from holdall.common.errors import ConfigError, IdError
-from holdall.kernels.frobenius import frobenius_bags, frobenius_rows, frobenius_rows_many
+from holdall.kernels.frobenius import frobenius_bags, frobenius_rows_many
 from holdall.tables import Frobenius, Table
 from holdall.tables.frobenius import FrobeniusTable, grid_side
 from holdall.tables.frobenius_fit import fit_factors
@@ -166,7 +166,7 @@ def test_only_the_gradients_asked_for(wanted: int) -> None:
     gradients = []
     for fast in (True, False):
         factors = [value.clone().requires_grad_(k == wanted) for k, value in enumerate(values)]
-        frobenius_rows(*factors, torch.arange(64), fast=fast).square().sum().backward()
+        frobenius_bags(*factors, torch.arange(64), None, fast=fast).square().sum().backward()
         assert [factor.grad is not None for factor in factors] == [k == wanted for k in range(3)]
         gradients.append(factors[wanted].grad)
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
@@ -219,7 +219,7 @@ def test_many_small_gradients_in_bfloat16_do_not_get_lost() -> None:
     """Five thousand ones at one row: a bfloat16 sum would stop at 256, from where adding 1 changes nothing."""
     left, right = (torch.ones(8, 1, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
     basis = torch.ones(1, 1, dtype=torch.bfloat16)
-    frobenius_rows(left, right, basis, torch.full((5000,), 9)).sum().backward()
+    frobenius_bags(left, right, basis, torch.full((5000,), 9), None).sum().backward()
     assert float(left.grad[1]) == pytest.approx(5000, rel=0.01)
     assert float(right.grad[1]) == pytest.approx(5000, rel=0.01)
 

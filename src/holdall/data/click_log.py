@@ -168,12 +168,6 @@ def first_grouped(num_ids: int) -> int:
     return math.ceil(num_ids * HOT_SHARE)
 
 
-def group_of(config: SyntheticConfig, feature: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The group of each id, -1 for the most popular ones, which have none (without drift)."""
-    first = first_grouped(config.cardinalities[feature])
-    return np.where(ids < first, -1, (ids - first) % max(1, config.groups))
-
-
 def _move_to_group(
     config: SyntheticConfig,
     feature: int,
@@ -220,7 +214,7 @@ def _dense_tables(seed: int, num_dense: int) -> list[FloatArray]:
     tables = []
     for column, location, share in zip(columns.tolist(), locations, missing, strict=True):
         values = np.log1p(np.floor(np.exp(1.5 * z + location)))
-        # Not the smallest ones: that a count is missing says nothing about it.
+        # Not the smallest ones: a missing count is as likely to be large.
         values[hash_uniform(np.arange(DENSE_QUANTILES), seed, _MISSING, column) < share] = 0.0
         tables.append(values.astype(np.float32))
     return tables

@@ -30,11 +30,6 @@ Factors = tuple[Tensor, Tensor, Tensor]
 """left [q, p*r], right [q, p*r] and basis [r, dim] of one table."""
 
 
-def frobenius_rows(left: Tensor, right: Tensor, basis: Tensor, ids: Tensor, *, fast: bool = True) -> Tensor:
-    """Rows [L, dim] of 1-D int64 ids, differentiable in the three factors; `fast=False` is the plain reference."""
-    return frobenius_bags(left, right, basis, ids, None, fast=fast)
-
-
 def frobenius_bags(
     left: Tensor,
     right: Tensor,

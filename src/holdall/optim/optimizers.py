@@ -195,10 +195,3 @@ class Optimizers:
             state = {} if self._torch is None else self._torch.state[parameter]
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})
         return found
-
-
-def load_tensors(optimizers: Optimizers, tensors: Mapping[str, Tensor], step_count: int) -> None:
-    """Copy saved state into a fresh optimizer of the same model and kind."""
-    for name, state in optimizers.tensors().items():
-        state.copy_(tensors[name])
-    optimizers.step_count = step_count
