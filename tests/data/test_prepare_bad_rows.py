@@ -37,7 +37,7 @@ BAD_LINES = {
     "label 2": (criteo_line(2), "the label (column 'label') is '2' instead of 0 or 1"),
     "label text": (criteo_line("yes"), "the label (column 'label') is 'yes' instead of 0 or 1"),
     "no label": (criteo_line(""), "the label (column 'label') is missing"),
-    "carriage return": (criteo_line(0, values=["a\rb"]), "a carriage return stands inside the line"),
+    "carriage return": (criteo_line(0, values=["a\rb"]), "a carriage return is inside the line"),
 }
 
 
@@ -172,7 +172,7 @@ def test_sources_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         prepare([], tmp_path / "out")
     with pytest.raises(ConfigError, match="more than once"):
         prepare([raw, str(tmp_path / "*.tsv")], tmp_path / "out")
-    with pytest.raises(ConfigError, match="lies in the output folder"):
+    with pytest.raises(ConfigError, match="is in the output folder"):
         prepare([raw], tmp_path)
     with pytest.raises(ConfigError, match="two source files"):
         prepare([raw], tmp_path / "out", PrepareConfig(test_from_last_file=True))

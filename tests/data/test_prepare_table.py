@@ -105,8 +105,8 @@ def test_names_that_no_file_can_have_are_percent_encoded(tmp_path: Path) -> None
     ("line", "reason"),
     [
         ('1,"a', "line 3: a quoted field is not closed; set multiline"),
-        ('1,a"b"', "line 3: a quote stands inside a field"),
-        ('1,"a"b', "line 3: a quote stands inside a field"),
+        ('1,a"b"', "line 3: a quote is inside a field"),
+        ('1,"a"b', "line 3: a quote is inside a field"),
         ("1,a,b", "line 3: 3 columns instead of 2"),
         ("x,a", "line 3: the label .column 'y'. is 'x' instead of 0 or 1"),
         ("", "line 3: an empty line"),
@@ -133,7 +133,7 @@ def test_quoted_fields_may_span_lines_when_the_schema_says_so(tmp_path: Path) ->
 
 def test_quotes_may_be_escaped_when_the_schema_says_so(tmp_path: Path) -> None:
     raw = write_csv(tmp_path / "a.csv", 'y,c\n1,"say \\"hi\\", twice"\n0,"\\""\n')
-    with pytest.raises(DataError, match="line 2: a quote stands inside a field"):
+    with pytest.raises(DataError, match="line 2: a quote is inside a field"):
         run(tmp_path, 'label = "y"\ncategorical = ["c"]', raw)
     run(tmp_path, 'label = "y"\ncategorical = ["c"]\n[csv]\nescape = "\\\\"', raw)
     assert [value for value, _ in read_map(tmp_path / "out", "c")] == ['"', 'say "hi", twice', None]

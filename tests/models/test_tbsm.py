@@ -197,7 +197,7 @@ def test_data_that_has_no_history() -> None:
     with pytest.raises(ConfigError, match=r"sequence 'past' has no target: .* of the same table 'past'"):
         TBSMConfig().build(schema)
     other = replace(lonely, table="item", num_rows=5)
-    with pytest.raises(ConfigError, match=r"'past' says that table 'item' has 5 rows, another feature .* says 4"):
+    with pytest.raises(ConfigError, match=r"'past' gives table 'item' 5 rows, another feature .* gives it 4"):
         TBSMConfig().build(replace(schema, features=(schema.features[0], other)))
 
 

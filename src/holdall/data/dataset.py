@@ -46,7 +46,7 @@ class DataSet:
         self._starts = [0, *accumulate(len(columns) for columns in self._columns)]
         if len(self) != self.schema.splits[split].rows:
             raise DataError(
-                f"the files of split '{split}' in {self.folder} hold {len(self)} rows, but {SCHEMA_FILE} says "
+                f"the files of split '{split}' in {self.folder} hold {len(self)} rows, but {SCHEMA_FILE} has "
                 f"{self.schema.splits[split].rows}: {CURE}"
             )
 

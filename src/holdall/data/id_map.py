@@ -24,7 +24,7 @@ from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
 FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
-ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` far from overflowing
+ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` from overflowing
 
 Array = npt.NDArray[Any]
 

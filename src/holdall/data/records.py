@@ -102,7 +102,7 @@ def stray_returns(records: Records) -> dict[int, str]:
     if b"\r" not in records.data:
         return {}
     positions = np.flatnonzero(np.frombuffer(records.data, dtype=np.uint8) == 13)
-    reason = "a carriage return stands inside the line; convert the file's line endings to \\n"
+    reason = "a carriage return is inside the line; convert the file's line endings to \\n"
     return dict.fromkeys(records_at(records, positions), reason)
 
 
@@ -162,7 +162,7 @@ def misplaced_quotes(records: Records, text: TextFormat) -> dict[int, str]:
     fine_closing = edges[data[closing + 1]]
     fine_closing[:-1] |= again[1:]
     wrong = np.concatenate([opening[~fine_opening], closing[~fine_closing]])
-    reason = "a quote stands inside a field; double it, or see escape and quote in the schema"
+    reason = "a quote is inside a field; double it, or see escape and quote in the schema"
     return dict.fromkeys(records_at(records, wrong), reason)
 
 

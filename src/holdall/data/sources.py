@@ -33,7 +33,7 @@ def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
         if files.count(file) > 1:
             raise ConfigError(f"{file} is named more than once among the sources: name it once")
         if out.resolve() in file.resolve().parents:
-            raise ConfigError(f"the source {file} lies in the output folder {out}: write to another folder")
+            raise ConfigError(f"the source {file} is in the output folder {out}: write to another folder")
     return files
 
 

@@ -103,10 +103,10 @@ def write_prepared(
 ) -> Schema:
     """Write the log straight to a data folder: the first rows as `train`, the next as `valid`, the last as `test`.
 
-    Ids are renumbered by their counts in the training split, as `prepare` does; ids that do not occur in it keep a
-    row, so that tables have the size that the config says (and one row more, for the unseen). The value of an id is
-    its number in the log, in hexadecimal. Files carry the column `probability`. Two passes over the log; memory grows
-    with the number of ids (about 30 bytes each), not with the rows.
+    Ids are renumbered by their counts in the training split, as `prepare` does; ids that do not occur in it keep a row,
+    so that tables have the size in the config (and one row more, for the unseen). The value of an id is its number in
+    the log, in hexadecimal. Files carry the column `probability`. Two passes over the log; memory grows with the number
+    of ids (about 30 bytes each), not with the rows.
     """
     out = Path(out)
     if valid < 0 or test < 0 or valid + test >= 1:
@@ -205,8 +205,8 @@ def write_tsv(
 
     A line is the label, 13 integers and 26 values of 8 hexadecimal digits, separated by tabs; missing ones are empty.
     `.gz` and `.zst` names are compressed. A fifth of the features have one popular id that is written as missing. The
-    true probabilities go beside, to `<path>.probability.npy` (float32, one a line). Several files of one log, say one a
-    day, are several calls with their own rows.
+    true probabilities are written to `<path>.probability.npy` (float32, one a line). Several files of one log, say one
+    a day, are several calls with their own rows.
     """
     path = Path(path)
     shape = (config.num_dense, len(config.cardinalities))

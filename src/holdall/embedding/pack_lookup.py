@@ -1,6 +1,7 @@
 """Lookups of features in a pack of dense tables, with one gather for all of them.
 
-A lookup hands its gradient to the pack instead of to autograd, so that an optimizer can sum and apply it by row.
+The backward of a lookup gives its gradient to the pack instead of to autograd, so that an optimizer can sum and apply
+it by row.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def pack_rows(group: PackGroup, values: Tensor) -> Tensor:
 
 
 class PackedLookup(torch.autograd.Function):
-    """Rows of a pack's storage, pooled; the backward hands the gradient to the pack instead of to autograd."""
+    """Rows of a pack's storage, pooled; the backward gives the gradient to the pack instead of to autograd."""
 
     @staticmethod
     def forward(
@@ -108,7 +109,7 @@ class PackedLookup(torch.autograd.Function):
         mean: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        ctx.pack, ctx.mean, ctx.with_bags = pack, mean, offsets is not None
+        ctx.pack, ctx.mean = pack, mean
         ctx.save_for_backward(rows, offsets, weights)
         dtype = pack.vector_dtype or pack.storage.dtype
         if offsets is None:

@@ -140,8 +140,8 @@ def _initial_std(config: Any) -> float:
     low, high = config.get_weight_init_min(), config.get_weight_init_max()
     if not uniform or low != -high:
         raise ConfigError(
-            f"table '{config.name}' has no rows yet (it is on meta) and begins by its own init_fn or bounds: build "
-            f"the collection on a device with memory, or leave them out"
+            f"table '{config.name}' has no rows yet (it is on meta) and is initialised by its own init_fn or bounds: "
+            f"build the collection on a device with memory, or leave them out"
         )
     return float(high / 3**0.5)
 

@@ -133,14 +133,14 @@ def table_rows(schema: Schema) -> dict[str, int]:
         table = feature.table or feature.name
         if found.setdefault(table, feature.num_rows) != feature.num_rows:
             raise ConfigError(
-                f"feature '{feature.name}' says that table '{table}' has {feature.num_rows} rows, another feature of "
-                f"that table says {found[table]}: features that share a table must share its ids"
+                f"feature '{feature.name}' gives table '{table}' {feature.num_rows} rows, another feature of "
+                f"that table gives it {found[table]}: features that share a table must share its ids"
             )
     return found
 
 
 def build_bags(schema: Schema, dim: int, method: Method | Mapping[str, Method] | None, **options: Any) -> EmbeddingBags:
-    """Tables for every feature of a data set, shared where the features say so; options as `EmbeddingBags.build`."""
+    """Tables for every feature of a data set, shared as in its schema; options as `EmbeddingBags.build`."""
     features = {feature.name: feature.table or feature.name for feature in schema.features}
     return EmbeddingBags.build(table_rows(schema), dim, method, features=features, **options)
 

@@ -4,7 +4,7 @@
     MLP     h . tower([p_u, q_i])                                  (widths f 2^(n-1), ..., 4f, 2f, f; ReLU)
     NeuMF   h . [p_u * q_i, tower([p'_u, q'_i])]                   (both parts, vectors of their own, one output)
 
-f is the number of predictive factors, what the output layer reads from each part. NeuMF's two vectors of a user lie
+f is the number of predictive factors, which the output layer reads from each part. NeuMF's two vectors of a user are
 side by side in one row, so one table of any method stores both, and a user costs one lookup.
 """
 

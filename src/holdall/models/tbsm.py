@@ -11,8 +11,8 @@ features that share their tables. All other features, and the dense values, belo
 
 Two things differ from the authors' code. Where this has a softmax, they have an MLP over the T products, for which all
 histories must be equally long. And the first vector, the only one that the interaction passes on whole, is with them
-that of the dense values: an event then shows in products alone. On planted histories of users without names, AUC after
-8 epochs was 0.59 with a vector of the sample first, and above 0.85 with the event's.
+that of the dense values: an event then enters through products only. On planted histories of users without names, AUC
+after 8 epochs was 0.59 with a vector of the sample first, and above 0.85 with the event's.
 
 Cost: T + 1 small DLRMs a sample. `rmc1` is FAE's model of Taobao: 1-16 below, 22-15-15 for an event, 30-60-1 above, 20
 events (the 22 are 24 here: `dot_interaction` adds zeros up to a multiple of 8).
@@ -135,7 +135,7 @@ class TBSM(Model):
         attention = torch.empty(size, size, device=drawn_on(generator, device))
         attention.normal_(
             0.0, size**-0.5, generator=generator
-        )  # A^T A is near the unit matrix: as the cosine, at first
+        )  # A^T A is near the unit matrix: the product is the cosine at first
         self.attention = nn.Parameter(attention.to(device))
         self.top = mlp((2 * size, *config.top, 1), last_activation=False, generator=generator, device=device)
 

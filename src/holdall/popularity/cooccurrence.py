@@ -77,8 +77,8 @@ class EdgeCounter:
         wanted = differ & (right < self.stop)
         keys = left[wanted] * self.num_ids + right[wanted]
         while len(keys):
-            room = self.max_edges - self._num_waiting
-            part, keys = keys[:room], keys[room:]
+            free = self.max_edges - self._num_waiting
+            part, keys = keys[:free], keys[free:]
             self._waiting[self._num_waiting : self._num_waiting + len(part)] = part
             self._num_waiting += len(part)
             if self._num_waiting == self.max_edges:

@@ -39,31 +39,31 @@ def hot_rows(
             f"{readable_bytes(budget)} for hot rows is less than the {readable_bytes(smallest)} of a single row with "
             f"its optimizer state: raise the budget"
         )
-    worth = {}
+    values = {}
     for name, lookups in counts.items():
         falling = np.minimum.accumulate(np.asarray(lookups)[: at_most.get(name)])
-        worth[name] = falling[: np.searchsorted(-falling, 0)] / sizes[name]
-    threshold = _threshold(worth, sizes, budget)
-    chosen = {name: int(np.searchsorted(-values, -threshold)) for name, values in worth.items()}  # value above it
-    room = budget - sum(rows * sizes[name] for name, rows in chosen.items())
+        values[name] = falling[: np.searchsorted(-falling, 0)] / sizes[name]
+    threshold = _threshold(values, sizes, budget)
+    chosen = {name: int(np.searchsorted(-of_rows, -threshold)) for name, of_rows in values.items()}  # value above it
+    left = budget - sum(rows * sizes[name] for name, rows in chosen.items())
     while True:  # then the next ones, as long as one fits: few turns, since at the threshold not all did
-        fitting = [name for name in worth if sizes[name] <= room and chosen[name] < len(worth[name])]
+        fitting = [name for name in values if sizes[name] <= left and chosen[name] < len(values[name])]
         if not fitting:
             return chosen
-        name = max(fitting, key=lambda name: worth[name][chosen[name]])
-        equal = int(np.searchsorted(-worth[name], -worth[name][chosen[name]], side="right")) - chosen[name]
-        more = min(equal, room // sizes[name])
+        name = max(fitting, key=lambda name: values[name][chosen[name]])
+        equal = int(np.searchsorted(-values[name], -values[name][chosen[name]], side="right")) - chosen[name]
+        more = min(equal, left // sizes[name])
         chosen[name] += more
-        room -= more * sizes[name]
+        left -= more * sizes[name]
 
 
-def _threshold(worth: Mapping[str, Array], sizes: Mapping[str, int], budget: int) -> float:
+def _threshold(values: Mapping[str, Array], sizes: Mapping[str, int], budget: int) -> float:
     """Smallest value such that all rows above it fit the budget."""
 
     def fits_above(value: float) -> bool:
-        return sum(int(np.searchsorted(-rows, -value)) * sizes[name] for name, rows in worth.items()) <= budget
+        return sum(int(np.searchsorted(-rows, -value)) * sizes[name] for name, rows in values.items()) <= budget
 
-    steps = np.unique(np.concatenate([np.zeros(1), *worth.values()]))
+    steps = np.unique(np.concatenate([np.zeros(1), *values.values()]))
     low, high = 0, len(steps) - 1  # above the highest there is nothing, which fits
     while low < high:
         middle = (low + high) // 2

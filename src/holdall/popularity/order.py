@@ -94,7 +94,8 @@ def order(
     """Write the data set `data` to the folder `out` with the tails of its tables in community order.
 
     `like` is a folder that was ordered before: its order is used again, and must be of the same ids. The time grows
-    with the lookups of tail ids (`partners` pairs each) and with the edges of the graph; memory as `config` says.
+    with the lookups of tail ids (`partners` pairs each) and with the edges of the graph; memory is bounded
+    by `config.memory`.
     """
     data, out = Path(data), Path(out)
     refuse_ordered(data)
@@ -131,7 +132,7 @@ def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[di
         raise DataError(f"{data} has no training split, so ids that occur together cannot be found")
     rows = DataSet(data, "train")
     orders: dict[str, Bijection] = {}
-    told: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     left: dict[str, str] = {}
     for done, table in enumerate(tables, start=1):
         feature = features_of(schema, table)[0]
@@ -142,7 +143,7 @@ def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[di
             if isinstance(found, str):
                 left[table] = found
             else:
-                orders[table], told[table] = found
+                orders[table], records[table] = found
         progress("order", done, len(tables))
     if not orders:
         reasons = "; ".join(f"{table}: {reason}" for table, reason in list(left.items())[:3])
@@ -151,7 +152,7 @@ def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[di
             f"data set as it is"
         )
     parameters = {name: value for name, value in asdict(config).items() if name != "overwrite"}
-    return orders, {"parameters": parameters, "tables": told, "left": left}
+    return orders, {"parameters": parameters, "tables": records, "left": left}
 
 
 def order_table(
@@ -205,10 +206,10 @@ def community_order(counts: Array, first: int, found: Communities) -> Array:
     """[num_rows] old ids in their new order. `counts` [num_rows] are not increasing."""
     places = [by_lookups(level, found.ids, counts) for level in reversed(found.levels)]
     grouped = found.ids[np.lexsort([found.ids, *places])]  # the last key counts most
-    alone = np.ones(len(counts), dtype=bool)
-    alone[:first] = False
-    alone[found.ids] = False
-    return np.concatenate([np.arange(first), grouped, np.flatnonzero(alone)])
+    ungrouped = np.ones(len(counts), dtype=bool)
+    ungrouped[:first] = False
+    ungrouped[found.ids] = False
+    return np.concatenate([np.arange(first), grouped, np.flatnonzero(ungrouped)])
 
 
 def by_lookups(group: Array, ids: Array, counts: Array) -> Array:

@@ -4,7 +4,7 @@
     profile.check(schema)                        # of this data set, and no other
     profile.coverage("C3", 10_000)               # share of the lookups that the 10,000 most popular rows take
     profile.rows_for_coverage("C3", 0.9)         # rows that take 90% of them
-    profile.hot_inputs(100e6, row_bytes=64)      # share of inputs whose rows all lie in the hottest 100 MB
+    profile.hot_inputs(100e6, row_bytes=64)      # share of inputs whose rows are all in the hottest 100 MB
 
 Counts of every row, which a choice of hot rows needs, are stored beside it as `popularity.safetensors`; `counts()` maps
 them.

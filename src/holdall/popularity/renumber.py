@@ -82,12 +82,12 @@ class RenumberedFolder:
                 progress("write", done, total)
             splits[name] = dataclasses.replace(split, files=tuple(files))
         tables = {table: self._saved(out, order) for table, order in self.orders.items()}
-        told = record.get("tables", {})
+        records = record.get("tables", {})
         schema = dataclasses.replace(
             self.schema,
             features=tuple(self._feature(feature) for feature in self.schema.features),
             splits=splits,
-            order={**record, "tables": {table: {**told.get(table, {}), **entry} for table, entry in tables.items()}},
+            order={**record, "tables": {table: {**records.get(table, {}), **entry} for table, entry in tables.items()}},
         )
         self._write_items(out, schema)
         schema.save(out)

@@ -104,7 +104,7 @@ def refuse(rows: Rows, row: int) -> Refused:
 
 
 def find_cuts(files: Sequence[Path], valid: float, test: float) -> tuple[int, int]:
-    """First hour of the valid and of the test split: whole hours, as near to the wanted fractions as they come."""
+    """First hour of the valid and of the test split: whole hours, nearest to the wanted fractions."""
     counts: dict[int, int] = {}
     for file in files:
         for rows in read_avazu(file):

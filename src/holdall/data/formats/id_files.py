@@ -123,7 +123,7 @@ def read_attributes(
 
 
 def text_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Numbered lines without their ends; bytes that are not text stand as `\\xNN`."""
+    """Numbered lines without their ends; bytes that are not text are shown as `\\xNN`."""
     for block in read_blocks(path):
         for line, raw in enumerate(block.data.split(b"\n")[:-1], start=block.first_line):
             yield line, raw.rstrip(b"\r").decode(encoding, "backslashreplace")
