@@ -104,7 +104,7 @@ def test_bad_settings_files(
         (["train", "nowhere", "--out", "run"], "no data folder nowhere"),
         (["prepare", "nowhere.tsv", "--out", "data"], "nowhere.tsv"),
         (["evaluate", "nowhere"], "nowhere/run.json does not exist"),
-        (["inspect", "nowhere"], "there is nothing at nowhere"),
+        (["inspect", "nowhere"], "nowhere does not exist"),
         (["inspect", "."], "is not a data folder, a run folder or a checkpoint"),
         (["train", "DATA", "--out", "run", "--config", "nowhere.toml"], "no such settings file: nowhere.toml"),
         (["evaluate", "x", "--config", "y"], "--config goes with train and prepare, not with evaluate"),
@@ -133,7 +133,7 @@ def test_unknown_flags_exit_with_2(data: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_debug_shows_the_traceback() -> None:
-    with pytest.raises(Exception, match="there is nothing at nowhere"):
+    with pytest.raises(Exception, match="nowhere does not exist"):
         main(["inspect", "nowhere", "--debug"])
 
 

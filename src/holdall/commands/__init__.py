@@ -1,1 +1,1 @@
-"""Commands that look at every kind of artifact: inspect, doctor, demo."""
+"""Commands that combine several packages, one file a command: plan, simulate, inspect, doctor, demo."""

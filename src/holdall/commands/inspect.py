@@ -1,4 +1,5 @@
-"""What an artifact on disk is and holds: a data folder, a run folder or a checkpoint, for people and for scripts."""
+"""The command `holdall inspect`: description of a data folder, a run folder or a checkpoint, as data or on the
+console."""
 
 from __future__ import annotations
 
@@ -20,14 +21,14 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """A JSON-able description of the artifact at `path`."""
     path = Path(path)
     if not path.exists():
-        raise DataError(f"there is nothing at {path}: give a data folder, a run folder or a checkpoint")
+        raise DataError(f"{path} does not exist: give a data folder, a run folder or a checkpoint")
     if (path / RUN_FILE).exists():
         return _run(path)
     if (path / SCHEMA_FILE).exists():
         return _data(path)
     if (path / checkpoint.MANIFEST).exists():
         return _checkpoint(path)
-    raise DataError(f"{path} is not a data folder, a run folder or a checkpoint: it holds none of their documents")
+    raise DataError(f"{path} is not a data folder, a run folder or a checkpoint: it has none of their files")
 
 
 def _data(path: Path) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 
 def show(description: dict[str, Any], console: Console | None = None) -> None:
-    """Print what `inspect` found, for a person."""
+    """Print a description that `inspect` returned."""
     console = console or Console()
     console.print(f"[bold]{description['kind']}[/bold] {description['path']}")
     {"data": _show_data, "run": _show_run, "checkpoint": _show_checkpoint}[description["kind"]](description, console)
@@ -106,10 +107,10 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
     console.print(features)
     console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
-    met = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
-    told = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in met.items() if number)
-    if told:
-        console.print(f"met while preparing: {told}")
+    counts = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
+    text = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number)
+    if text:
+        console.print(f"counted while preparing: {text}")
 
 
 def _show_run(found: dict[str, Any], console: Console) -> None:

@@ -1,1 +1,1 @@
-"""Figures and pages made from what was measured."""
+"""Figures of measured results, as SVG files."""

@@ -13,7 +13,7 @@ from holdall.popularity.thresholds import hot_bytes
 from holdall.report.svg import Panel, chart
 
 NAMED = 8
-"""Most lines of the coverage figure with a name and a colour: more cannot be told apart."""
+"""Most lines of the coverage figure with a name and a colour: more cannot be distinguished."""
 
 
 def figures(profile: Profile, folder: Path, dim: int = 16) -> list[Path]:
@@ -74,7 +74,7 @@ def _coverage(profile: Profile, path: Path) -> None:
 
 
 def _points(feature: FeatureProfile) -> list[tuple[float, float]]:
-    """The curve up to where it reaches all lookups."""
+    """Points of the coverage curve, up to the one that reaches all lookups."""
     points = list(zip(map(float, feature.coverage.k), feature.coverage.share, strict=True))
     full = next((place for place, (_, share) in enumerate(points) if share >= 0.99999), len(points))
     return points[: full + 1]

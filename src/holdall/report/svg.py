@@ -1,7 +1,7 @@
-"""Line charts as small SVG files that show in a README: no library, no script inside.
+"""Line charts as small SVG files that a README can show, made without a library and without scripts inside.
 
-Lines are named where they end, as far as there is room; those of the background are thin and grey, without a name.
-The x axis is logarithmic.
+Lines have their name at their right end. Lines of the background are thin and grey, without a name. The x axis is
+logarithmic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 WIDTH = 820
 LEFT, TOP, BOTTOM = 82, 64, 58
 MARGIN = 30  # at the right, without names
-LETTER = 7.2  # width of one, at most, in the names of lines
+LETTER = 7.2  # greatest width of a letter in the names of lines
 GAP = 34
 LABEL_STEP = 15
 COLOURS = (
@@ -30,18 +30,18 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One plot: lines by name over the x axis that all panels of a chart share."""
+    """One plot of a chart: lines by name over the x axis that all panels share."""
 
     lines: Mapping[str, Points]
     y_label: str
     y_format: Format
     log_y: bool = False
     y_range: tuple[float, float] | None = None
-    """Bottom and top; what the lines need, and a margin, when not said."""
+    """Bottom and top; the range of the lines with a margin when None."""
     levels: Mapping[str, float] = field(default_factory=dict)
-    """Horizontal lines for reference, named."""
+    """Horizontal reference lines by name."""
     background: Sequence[Points] = ()
-    """Lines that are there for comparison: thin, grey, without a name."""
+    """Lines for comparison: thin, grey, without a name."""
     markers: bool = False
 
 
@@ -62,7 +62,7 @@ def chart(
     xs = [x for line in everything for x, _ in line]
     longest = max((len(name) for panel in panels for name in panel.lines), default=0)
     right = WIDTH - (round(longest * LETTER) + 44 if longest else MARGIN)
-    across = _Axis(min(xs), max(xs), LEFT, right, log=True, falling=falling_x)
+    x_axis = _Axis(min(xs), max(xs), LEFT, right, log=True, falling=falling_x)
     each = (height - TOP - BOTTOM - GAP * (len(panels) - 1)) / len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
@@ -73,10 +73,10 @@ def chart(
     ]
     for number, panel in enumerate(panels):
         top = TOP + number * (each + GAP)
-        ticks = across.ticks() if x_ticks is None else list(x_ticks)
-        parts += _panel(panel, across, ticks, top, top + each, right)
-    for tick in across.ticks() if x_ticks is None else x_ticks:
-        parts.append(_text(across(tick), height - BOTTOM + 20, x_format(tick), anchor="middle", fill=SOFT))
+        ticks = x_axis.ticks() if x_ticks is None else list(x_ticks)
+        parts += _panel(panel, x_axis, ticks, top, top + each, right)
+    for tick in x_axis.ticks() if x_ticks is None else x_ticks:
+        parts.append(_text(x_axis(tick), height - BOTTOM + 20, x_format(tick), anchor="middle", fill=SOFT))
     parts.append(_text((LEFT + right) / 2, height - 14, x_label, anchor="middle", fill=INK))
     parts.append("</svg>")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def chart(
 
 
 class _Axis:
-    """From values to places on the page."""
+    """Mapping from values to positions on the page."""
 
     def __init__(self, low: float, high: float, start: float, end: float, log: bool, falling: bool = False):
         if low == high:
@@ -100,7 +100,7 @@ class _Axis:
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
-        """Powers of ten, every second or third of them when there are many; round values on a plain axis."""
+        """Powers of ten, or every second or third of them when there are many; round values on a linear axis."""
         if not self.log:
             return round_values(self.low, self.high)
         first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
@@ -109,17 +109,17 @@ class _Axis:
         return powers if len(powers) > 1 else [self.low, self.high]
 
 
-def _panel(panel: Panel, across: _Axis, x_ticks: Sequence[float], top: float, bottom: float, right: int) -> list[str]:
+def _panel(panel: Panel, x_axis: _Axis, x_ticks: Sequence[float], top: float, bottom: float, right: int) -> list[str]:
     ys = [y for line in (*panel.lines.values(), *panel.background) for _, y in line] + list(panel.levels.values())
     low, high = panel.y_range or _with_margin(min(ys), max(ys), panel.log_y)
-    up = _Axis(low, high, bottom, top, log=panel.log_y)
+    y_axis = _Axis(low, high, bottom, top, log=panel.log_y)
     parts = []
-    for tick in up.ticks():
-        y = up(tick)
+    for tick in y_axis.ticks():
+        y = y_axis(tick)
         parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
         parts.append(_text(LEFT - 8, y + 4, panel.y_format(tick), anchor="end", fill=SOFT))
     for tick in x_ticks:
-        x = across(tick)
+        x = x_axis(tick)
         parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}" stroke="{SOFT}"/>')
     parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{bottom:.1f}" y2="{bottom:.1f}" stroke="{SOFT}"/>')
     middle = (top + bottom) / 2
@@ -128,25 +128,25 @@ def _panel(panel: Panel, across: _Axis, x_ticks: Sequence[float], top: float, bo
         f'transform="rotate(-90 20 {middle:.1f})">{escape(panel.y_label)}</text>'
     )
     for name, level in panel.levels.items():
-        y = up(level)
+        y = y_axis(level)
         parts.append(
             f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{INK}" stroke-dasharray="5 4"/>'
         )
         parts.append(_text(LEFT + 6, y - 5, f"{name} {panel.y_format(level)}", fill=INK))
-    parts += [_way(points, across, up, GREY, 1.0) for points in panel.background]
+    parts += [_polyline(points, x_axis, y_axis, GREY, 1.0) for points in panel.background]
     ends: list[tuple[float, float, str, str]] = []  # lines that end at one height are named from left to right
     for number, (name, points) in enumerate(panel.lines.items()):
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(_way(points, across, up, colour, 2.0))
+        parts.append(_polyline(points, x_axis, y_axis, colour, 2.0))
         if panel.markers:
-            parts += [f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
-        x, y = max(points, key=lambda point: across(point[0]))
-        ends.append((up(y), across(x), name, colour))
+            parts += [f'<circle cx="{x_axis(x):.1f}" cy="{y_axis(y):.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
+        x, y = max(points, key=lambda point: x_axis(point[0]))
+        ends.append((y_axis(y), x_axis(x), name, colour))
     return parts + _end_labels(ends, bottom, right)
 
 
 def _end_labels(ends: Sequence[tuple[float, float, str, str]], bottom: float, right: int) -> list[str]:
-    """Names at the right, each as near to the end of its line as the others let it."""
+    """Names at the right, each as close to the end of its line as the other names allow."""
     ordered = sorted(end for end in ends if end[2])
     places = [end[0] for end in ordered]
     for i in range(1, len(places)):
@@ -165,9 +165,9 @@ def _end_labels(ends: Sequence[tuple[float, float, str, str]], bottom: float, ri
     return parts
 
 
-def _way(points: Points, across: _Axis, up: _Axis, colour: str, width: float) -> str:
-    way = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
-    return f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'
+def _polyline(points: Points, x_axis: _Axis, y_axis: _Axis, colour: str, width: float) -> str:
+    path = " ".join(f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in points)
+    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'
 
 
 def _text(x: float, y: float, text: str, fill: str, anchor: str = "start") -> str:
