@@ -1,4 +1,4 @@
-"""What tests of placement share."""
+"""Fixtures of the planning tests."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CAPTURED = Captured(
     launch_layers=Line(2e-4, 5e-5),
     copied=Cost(2e-3, 1e-9, 4e-7),
 )
-"""What a made-up GPU costs its host."""
+"""Host costs of a made-up GPU."""
 
 
 def _rising(work: int) -> dict[str, float]:
@@ -55,7 +55,7 @@ def hardware(**changes: Any) -> Hardware:
         )
     )
     rows = {"4": Line(0.0, 0.0), "64": Line(0.0, 1e-6), "512": Line(0.0, 1e-6)}
-    far = {"device": rows, "host": rows, "cached": rows, "disk": {size: Line(0.0, 1e-4) for size in rows}}
+    rates = {"device": rows, "host": rows, "cached": rows, "disk": {size: Line(0.0, 1e-4) for size in rows}}
     values: dict[str, Any] = {
         "machine": machine_identity(),
         "device": "cpu",
@@ -64,8 +64,8 @@ def hardware(**changes: Any) -> Hardware:
         "took_seconds": 1.0,
         "tables": dense + compressed,
         "host_tables": dense,
-        "gather": far,
-        "scatter": far,
+        "gather": rates,
+        "scatter": rates,
         "copy": dict.fromkeys(("to_device", "to_host", "to_device_pinned", "to_host_pinned"), Line()),
         "find": Cost(0.0, 1e-9, 0.0),
         "layers": tuple(Layer(a, b, _rising(a * b)) for a, b in product((4, 1024), (4, 1024))),

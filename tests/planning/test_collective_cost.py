@@ -1,4 +1,4 @@
-"""Seconds of collectives against curves that were made up, so that every answer is known."""
+"""Cost model of collectives on made-up curves, so that every answer is known."""
 
 from __future__ import annotations
 

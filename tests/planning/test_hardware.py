@@ -1,4 +1,4 @@
-"""Measuring a machine, on a small scale, and what a file of rates may not be."""
+"""Measurement of a machine, on a small scale, and refusal of damaged files of rates."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_device_that_is_not_there() -> None:
     assert device_kind("auto") == "cpu"
 
 
-# --- room on this machine --------------------------------------------------------------------------------------------
+# --- free memory of this machine -------------------------------------------------------------------------------------
 
 ROWS = {"users": 3000, "items": 500}
 CONFIG = PlanConfig.of(dim=8, bottom=(16,), top=(16,), batch_size=64)

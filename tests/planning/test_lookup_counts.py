@@ -1,4 +1,4 @@
-"""Groups of rows with equal counts: the same sums as over single rows, and the hot rows that are worth most."""
+"""Groups of rows with equal counts: the same sums as over single rows, and the hot rows that save the most."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_long_tail_in_another_order() -> None:
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(st.lists(COUNTS, min_size=1, max_size=5), st.integers(8, 900))
 def test_hot_rows_are_those_most_looked_up(tables: list[list[int]], budget: int) -> None:
-    """Where every far row costs the same, the choice is that of `hot_rows`, up to rows of equal counts."""
+    """Where every fetched row costs the same, the choice is that of `hot_rows`, up to rows of equal counts."""
     counts = {f"t{i}": np.array(table) for i, table in enumerate(tables)}
     samples = 1000
     known = {}
@@ -83,14 +83,14 @@ def test_hot_rows_are_those_most_looked_up(tables: list[list[int]], budget: int)
     assert sum(chosen.values()) == sum(expected.values())
     assert sum(chosen.values()) * 8 <= budget
     assert all(rows <= len(counts[name]) for name, rows in chosen.items())
-    near = [sum(known[name].distinct(32, 0, rows) for name, rows in hot.items()) for hot in (chosen, expected)]
-    assert near[0] == pytest.approx(near[1])
+    on_device = [sum(known[name].distinct(32, 0, rows) for name, rows in hot.items()) for hot in (chosen, expected)]
+    assert on_device[0] == pytest.approx(on_device[1])
 
 
 def test_rows_that_cost_more_come_first() -> None:
-    known = {name: Lookups.from_counts(np.array([10, 10, 10]), 30) for name in ("near", "disk")}
-    assert choose_hot(known, {"near": 1.0, "disk": 100.0}, 8, 4 * 8, 4) == {"near": 1, "disk": 3}
-    assert choose_hot(known, {"near": 1.0, "disk": 0.0}, 8, 4 * 8, 4) == {"near": 3, "disk": 0}
+    known = {name: Lookups.from_counts(np.array([10, 10, 10]), 30) for name in ("host", "disk")}
+    assert choose_hot(known, {"host": 1.0, "disk": 100.0}, 8, 4 * 8, 4) == {"host": 1, "disk": 3}
+    assert choose_hot(known, {"host": 1.0, "disk": 0.0}, 8, 4 * 8, 4) == {"host": 3, "disk": 0}
 
 
 def test_counts_that_are_not_those_of_the_data_set() -> None:

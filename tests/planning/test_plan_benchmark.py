@@ -35,8 +35,8 @@ def test_eight_plans_run_one_after_the_other(clicks: Path, tmp_path: Path) -> No
     assert {made.strategy for made in plans.values()} == {"plain", "host", "split"}
     stages = {"read", "lookup", "dense", "update"}
     for name, taken in measure(plans, clicks, 1, tmp_path / "sides").items():
-        far = {"find", "fetch", "write_back"} if plans[name].strategy == "split" else set()
-        assert set(taken.stages) == stages | far
+        transfer = {"find", "fetch", "write_back"} if plans[name].strategy == "split" else set()
+        assert set(taken.stages) == stages | transfer
         assert len(taken.steps) == ROUNDS * STEPS_A_TURN  # the first turns do not count
         found = compared(plans[name], taken, cpu_time=False)
         assert found["predicted_over_measured"] == found["predicted_seconds"] / found["measured_seconds"]["p50"]

@@ -87,11 +87,11 @@ def test_bags_are_traced_too() -> None:
 
 
 def placed(made: Plan, folder: Path) -> Model:
-    """A model put where the plan says, as training does it, made ready for the far rows that it expects."""
+    """A model placed by the plan, as training does it, with staging buffers for the rows that the plan expects."""
     assert made.forecast is not None
     model = DLRMConfig(dim=8, bottom=(16,), top=(16,)).build(schema_of(ROWS), made.methods(), dense_device="meta")
-    rooms = buffers_for(made.prefetch)
-    tiers = place(model, made.hot_rows(), "cpu", num_buffers=rooms, tails=made.tails(), folder=folder)
+    num_buffers = buffers_for(made.prefetch)
+    tiers = place(model, made.hot_rows(), "cpu", num_buffers=num_buffers, tails=made.tails(), folder=folder)
     for pack in tiers.packs:
         pack.reserve(made.forecast.staging_rows[made.table(next(iter(pack.tables))).tail])
     Optimizers(model, OptimizerConfig(name=made.optimizer))  # type: ignore[arg-type]
@@ -130,20 +130,20 @@ def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, 
     model = placed(made, tmp_path)
     packs = [pack for pack in model.bags.packs if isinstance(pack, TieredPack)]
     assert len(packs) == len(made.forecast.staging_rows)
-    near = sum(tensor.nbytes for pack in model.bags.packs for tensor in (pack.storage, *pack.slots.values()))
+    on_device = sum(tensor.nbytes for pack in model.bags.packs for tensor in (pack.storage, *pack.slots.values()))
     compressed = [t for t in made.tables if t.tail == "compressed"]
-    near += sum(t.forecast.bytes["device"].total for t in compressed if t.forecast is not None)
-    assert near == sum(memory["device"][what] for what in ("tables", "table_state", "table_buffers", "staging"))
-    far: dict[str, list[int]] = {"host": [0, 0], "disk": [0, 0]}
+    on_device += sum(t.forecast.bytes["device"].total for t in compressed if t.forecast is not None)
+    assert on_device == sum(memory["device"][what] for what in ("tables", "table_state", "table_buffers", "staging"))
+    fetched: dict[str, list[int]] = {"host": [0, 0], "disk": [0, 0]}
     marks = 0
     for pack in packs:
         weights, *state = pack.host_tensors()
         assert isinstance(weights, LazyRows)
         tier = "disk" if isinstance(weights.store, DiskRows) else "host"
-        far[tier][0] += weights.tensor.nbytes
-        far[tier][1] += sum(rows.tensor.nbytes for rows in state)
+        fetched[tier][0] += weights.tensor.nbytes
+        fetched[tier][1] += sum(rows.tensor.nbytes for rows in state)
         marks += weights.touched.nbytes
-    for tier, (rows, state_of_rows) in far.items():
+    for tier, (rows, state_of_rows) in fetched.items():
         assert (memory[tier]["tables"], memory[tier]["table_state"]) == (rows, state_of_rows)
     assert memory["host"]["table_buffers"] == marks
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.rows"))

@@ -1,4 +1,4 @@
-"""`holdall plan` and `holdall hardware` as a user meets them."""
+"""The commands `holdall plan` and `holdall hardware`: output, files and errors."""
 
 from __future__ import annotations
 

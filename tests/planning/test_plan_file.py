@@ -1,4 +1,4 @@
-"""plan.json: what was chosen survives a round trip, edits are taken, and what cannot be is refused by name."""
+"""plan.json: choices survive a round trip, edits are accepted, and invalid plans are refused by name."""
 
 from __future__ import annotations
 

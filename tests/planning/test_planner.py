@@ -1,4 +1,4 @@
-"""Planning: the places that are best where that can be told by hand, within the memory, and clear when it cannot be."""
+"""Planner: the best places where they are known by hand, within the memory limits, and clear errors where none fit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_most_popular_rows_are_hot_within_the_memory(extra: int) -> None:
     known = lookups(ROWS)
     last = min(known["users"].touched(256, users.hot_rows - 1), known["items"].touched(256, items.hot_rows - 1))
     following = [known[t.name].touched(256, t.hot_rows) for t in (users, items) if t.tiered]
-    assert last >= max(following)  # no far row is looked up more often than a hot one
+    assert last >= max(following)  # no other row is looked up more often than a hot one
     assert made.forecast.staging_rows["host"] >= sum(t.forecast.far_rows for t in made.tables if t.forecast is not None)
 
 
@@ -125,10 +125,10 @@ def test_only_what_fetches_rows_fetches_them_ahead() -> None:
 
 
 def test_many_hot_rows_where_few_would_leave_no_room_for_the_others() -> None:
-    """With rooms for 17 steps, the far rows of a step need less memory the more rows are hot."""
+    """With staging buffers for 17 steps, the fetched rows of a step need less memory the more rows are hot."""
     config = replace(SMALL, prefetch=8, host_memory="10MB")
-    few = find_room(config, dict.fromkeys(ROWS, 0))
-    many = find_room(config, {"users": 1000, "items": 1000, "hours": 24})
+    few = free_bytes(config, dict.fromkeys(ROWS, 0))
+    many = free_bytes(config, {"users": 1000, "items": 1000, "hours": 24})
     assert many > 0 > few
     made = planned(replace(config, device_memory=str(DEVICE)), slow_host())
     assert made.strategy == "split"
@@ -140,12 +140,12 @@ def test_many_hot_rows_where_few_would_leave_no_room_for_the_others() -> None:
 DEVICE = 400_000
 
 
-def find_room(config: PlanConfig, hot: dict[str, int]) -> int:
-    """Bytes that the device would have left beside these hot rows and the rooms for others."""
+def free_bytes(config: PlanConfig, hot: dict[str, int]) -> int:
+    """Bytes that the device has left beside these hot rows and the staging buffers."""
     problem = make_problem(schema_of(ROWS), lookups(ROWS), config, hardware())
     limits = {"device": DEVICE, "host": 10_000_000, "disk": 0}
-    room = hot_row_selector.HotRowSelector(problem, limits, problem.prefetch, one_memory=False)
-    return room.available_bytes(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
+    selector = hot_row_selector.HotRowSelector(problem, limits, problem.prefetch, one_memory=False)
+    return selector.available_bytes(hot, dict.fromkeys(ROWS, "host"), {}, 1.0) - sum(hot.values()) * ROW
 
 
 # --- some tails in memory, others on disk ----------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_more_host_memory_is_never_slower() -> None:
 
 
 def test_one_memory_for_host_and_device() -> None:
-    """A CPU without caps has one memory: hot rows fill it beside what far rows need, and the rest is on disk."""
+    """A CPU without caps has one memory: hot rows fill it beside the staging buffers, and the rest is on disk."""
     limits = {"device": bare() + 300_000, "host": bare() + 300_000, "disk": 10_000_000}
     problem = make_problem(schema_of(ROWS), lookups(ROWS), SMALL, hardware())
     made = plan_problem(problem, SMALL, limits, "data", "")
@@ -242,7 +242,7 @@ def test_compression_where_it_was_allowed_and_is_faster() -> None:
 
 
 def test_popular_rows_of_a_compressed_table_are_exact_where_that_is_faster() -> None:
-    """Computing a row takes ten times as long as looking it up, so the device's room goes to exact rows."""
+    """Computing a row takes ten times as long as looking it up, so the device's free bytes go to exact rows."""
     config = replace(SMALL, device_memory=str(bare() + 300_000), host_memory="10KB", disk_memory="10KB")
     made = planned(config)
     users = made.table("users")
@@ -284,7 +284,7 @@ def test_what_prefetching_hides() -> None:
         return step_seconds(changed, stages, "split")
 
     assert step(prefetch=0) == 1 + 3 + 2 + 4 + 1 + 1  # one after the other, but for the next batch
-    assert step(prefetch=1) == 7  # everything far behind what computes
+    assert step(prefetch=1) == 7  # the transfer hides behind the computation
     assert step(prefetch=1, hardware=hardware(overlap=0.0)) == 13
 
 

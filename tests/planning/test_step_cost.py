@@ -1,4 +1,4 @@
-"""What a step costs: each part of the model, planted on a machine with round numbers."""
+"""Cost model of a step: each part of it, planted on a machine with round numbers."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def placed(**tails: Tail) -> list[TablePlan]:
     ]
 
 
-def test_rows_that_are_not_stored_have_to_be_begun() -> None:
-    """Each far row takes making its 16 numbers, on the way there and back, beyond being moved."""
+def test_rows_that_are_not_stored_cost_their_initial_values() -> None:
+    """Each fetched row costs its 16 initial values on the fetch and on the write-back, beyond its transfer."""
     tables = placed(a="host", b="host")
     plain = problem()
-    begun = problem(begin={"read": Cost(1e-3, 1e-9, 1e-8), "write": Cost(2e-3, 2e-9, 0.0)})
+    with_initial = problem(begin={"read": Cost(1e-3, 1e-9, 1e-8), "write": Cost(2e-3, 2e-9, 0.0)})
     loads = {table.name: table_load(plain, table) for table in tables}
-    far = sum(load.fetched for load in loads.values())
-    before, after = transfer_seconds(plain, tables, loads), transfer_seconds(begun, tables, loads)
-    assert after["fetch"] - before["fetch"] == pytest.approx(1e-3 + far * (16e-9 + 1e-8))
-    assert after["write_back"] - before["write_back"] == pytest.approx(2e-3 + far * 32e-9)
+    fetched = sum(load.fetched for load in loads.values())
+    before, after = transfer_seconds(plain, tables, loads), transfer_seconds(with_initial, tables, loads)
+    assert after["fetch"] - before["fetch"] == pytest.approx(1e-3 + fetched * (16e-9 + 1e-8))
+    assert after["write_back"] - before["write_back"] == pytest.approx(2e-3 + fetched * 32e-9)
     assert after["find"] == before["find"]
-    assert begun.row_seconds("host") - plain.row_seconds("host") == pytest.approx(16e-9 + 1e-8 + 32e-9)
+    assert with_initial.row_seconds("host") - plain.row_seconds("host") == pytest.approx(16e-9 + 1e-8 + 32e-9)
 
 
 @pytest.mark.usefixtures("as_large_files")
@@ -145,10 +145,11 @@ def test_initial_values_are_measured_by_numbers_and_rows() -> None:
 
 def gpu(prefetch: int | None = None) -> Problem:
     known = hardware()
-    reached = {"64": Line(1e-6, 2e-9)}
-    beside = {"64": Line(1e-6, 5e-9)}
+    by_kernel = {"64": Line(1e-6, 2e-9)}
+    during_steps = {"64": Line(1e-6, 5e-9)}
     rates = {
-        name: {**getattr(known, name), PINNED: reached, PINNED_DURING_STEPS: beside} for name in ("gather", "scatter")
+        name: {**getattr(known, name), PINNED: by_kernel, PINNED_DURING_STEPS: during_steps}
+        for name in ("gather", "scatter")
     }
     config = PlanConfig.of(dim=16, bottom=(8,), top=(8,), batch_size=256, optimizer="sgd", prefetch=prefetch)
     machine = hardware(device="cuda", find=Cost(1e-5, 0.0, 1e-9), **rates)
@@ -162,13 +163,13 @@ def numbers_of(made: Problem, loads: Mapping[str, Load]) -> float:
 
 @pytest.mark.parametrize(("prefetch", "each"), [(0, 2e-9), (None, 5e-9)])
 def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
-    """Beside steps, which is how a GPU fetches unless it is told otherwise, few programs move them."""
+    """During steps, which is how a GPU fetches by default, few thread blocks transfer them."""
     made = gpu(prefetch)
     tables = placed(a="host", b="host")
     loads = {table.name: table_load(made, table) for table in tables}
-    far = sum(load.fetched for load in loads.values())
+    fetched = sum(load.fetched for load in loads.values())
     found = stage_seconds(made, tables, "split", loads)
-    assert found["fetch"] == found["write_back"] == pytest.approx(1e-6 + far * each)
+    assert found["fetch"] == found["write_back"] == pytest.approx(1e-6 + fetched * each)
     assert found["find"] == pytest.approx(1e-5 + 1e-9 * sum(load.fetched_lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(4e-4 + 2e-9 * numbers_of(made, loads))
     assert made.prefetch == (2 if prefetch is None else 0)
@@ -177,14 +178,14 @@ def test_rows_that_kernels_reach(prefetch: int | None, each: float) -> None:
 def test_rows_that_the_host_of_a_gpu_copies() -> None:
     made, tables = gpu(), placed(a="disk", b="disk")
     loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
-    far = sum(load.fetched for load in loads.values())
+    fetched = sum(load.fetched for load in loads.values())
     found = stage_seconds(made, tables, "split", loads)
     assert found["find"] == pytest.approx(1e-9 * sum(load.lookups for load in loads.values()))
     assert found["launch"] == pytest.approx(1e-4 + 1e-9 * numbers_of(made, loads))
-    assert found["fetch"] + found["write_back"] == pytest.approx(2e-3 + far * 4e-7)
+    assert found["fetch"] + found["write_back"] == pytest.approx(2e-3 + fetched * 4e-7)
     cold = {table.name: table_load(made, table) for table in tables}
     slower = stage_seconds(made, tables, "split", cold)["fetch"] - found["fetch"]
-    assert slower == pytest.approx(far * 99e-6, rel=1e-3)  # 100 us a row of a disk, 1 us of the host
+    assert slower == pytest.approx(fetched * 99e-6, rel=1e-3)  # 100 us a row of a disk, 1 us of the host
 
 
 def test_the_slowest_sets_the_pace_of_a_gpu() -> None:

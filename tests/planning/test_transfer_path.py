@@ -1,4 +1,4 @@
-"""Which way rows go to a GPU: by what the machine's rates say, and by a kernel where they say nothing."""
+"""Transfer path of rows to a GPU: the faster one by the machine's rates, and a kernel where there are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cut of two-fold where the best one can be told by hand, and what must hold of any."""
+"""Cut of two-fold: the best one where it is known by hand, and properties of any cut."""
 
 from __future__ import annotations
 
@@ -191,10 +191,10 @@ def test_a_tail_in_another_order_is_cut_at_its_start() -> None:
 
 def test_a_cut_is_described_with_the_share_of_each_message() -> None:
     counts = {"a": heads(10, 5000), "b": np.full(50_000, 20)}
-    told = chosen(counts, links()).describe()
-    assert told.startswith("10 hot rows of 1 tables on every process; exchange: ")
+    text = chosen(counts, links()).describe()
+    assert text.startswith("10 hot rows of 1 tables on every process; exchange: ")
     for words in ("cold rows ", "cold gradients ", "hot gradients ", "ms without hot rows"):
-        assert words in told
+        assert words in text
     assert "; bytes sent: cold " in chosen(counts, None).describe()
     assert chosen(counts, links(), world_size=1).describe().startswith("0 hot rows of 0 tables")
 
