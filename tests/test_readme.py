@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,13 +77,41 @@ def test_the_library_examples_run(code: str, tmp_path: Path, monkeypatch: pytest
     pages.run_python(code, README)
 
 
-def test_every_result_has_a_run_card() -> None:
-    """Every line of the table of results names the card of its figures; test_docs.py checks the links."""
+def test_results_are_those_of_their_run_cards() -> None:
+    """Five lines; the figures of each, rounded as shown, from the card that it links to."""
+
+    def card(name: str) -> dict[str, Any]:
+        path = ROOT / "benchmarks" / "results" / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8"))["results"]
+
+    gpu, disk = card("tiers_gpu"), card("tiers_disk")
+    ahead, on_disk = gpu["runs"]["kernel-2"], disk["runs"]["disk"]
+    (trainer,) = [r for r in card("gpu_trainer")["rows"] if (r["tables"], r["cuda graph"]) == ("dense", "on")]
+    auc = {(row["set"], row["side"], row["budget"]): row["auc"] for row in card("accuracy")["means"]}
+    lines = [row for row in card("links")["lines"] if (row["model"], row["Gbit/s"]) == ("dlrm", 1.0)]
+    ratios = [row["it / best of others"] for row in lines if row["way"].startswith("two-fold")]
+    expected = {
+        "tiers_gpu": [
+            f"{gpu['table_bytes'] / 1e9:.0f} GB",
+            f"{ahead['device_gb']:.1f} GB",
+            f"{ahead['samples_per_second'] / 1e6:.1f}M samples/s",
+            f"{ahead['over_all_on_device']:.2f} of the speed",
+        ],
+        "tiers_disk": [
+            f"{disk['table_bytes'] / 1e9:.0f} GB",
+            f"{on_disk['samples_per_second'] / 1e3:.1f}k samples/s",
+            f"{on_disk['peak_memory_gb']:.1f} GB",
+        ],
+        "gpu_trainer": [f"{trainer['M samples/s']:.1f}M samples/s"],
+        "accuracy": [f"{auc['criteo', 'hot_cold fit', '1/20']:.4f}", f"dense {auc['criteo', 'dlrm', '1']:.4f}"],
+        "links": [f"{min(ratios):.1f} to {max(ratios):.1f} times"],
+    }
     text = README.read_text(encoding="utf-8")
     section = text[text.index("## Results") : text.index("## Status")]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == 5
-    assert all(re.search(r"benchmarks/results/\w+\.json", row) for row in rows)
+    shown = {name: line for line in section.splitlines() for name in re.findall(r"results/(\w+)\.json", line)}
+    assert shown.keys() == expected.keys()
+    missing = [(name, figure) for name, figures in expected.items() for figure in figures if figure not in shown[name]]
+    assert missing == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.name)
