@@ -1,4 +1,4 @@
-"""Checkpoints: bit-exact round trips, memory, what is kept, every kind of damage, and death at every step of a save."""
+"""Checkpoints: bit-exact round trips, memory, pruning, every kind of damage, and a kill at every step of a save."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def truncate(path: Path) -> None:
 
 
 def garbage_header(path: Path) -> None:
-    """A file that its manifest agrees with, so that only the parser can see what is wrong."""
+    """A file that matches its manifest, so that only the parser can find the damage."""
     file = path / "shard-00001.safetensors"
     content = b"\xff" * file.stat().st_size
     file.write_bytes(content)
@@ -220,7 +220,7 @@ def garbage_header(path: Path) -> None:
 
 
 def other_content(path: Path) -> None:
-    """A sound shard with the right hash that holds a tensor of another shape."""
+    """A valid shard with the right hash and a tensor of another shape."""
     file = path / "shard-00000.safetensors"
     save_file({name: torch.zeros(1000) for name in load_file(file)}, file)
     content = file.read_bytes()
@@ -228,7 +228,7 @@ def other_content(path: Path) -> None:
 
 
 def escape(path: Path) -> None:
-    """A shard outside the folder that exists and is sound."""
+    """A valid shard outside the folder."""
     (path / "shard-00000.safetensors").rename(path.parent / "x")
 
     def change(manifest: dict[str, Any]) -> None:

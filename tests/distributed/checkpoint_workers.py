@@ -104,7 +104,7 @@ def table(name: str, version: float) -> Tensor:
 
 
 def own_tables(processes: Processes, version: float | None) -> dict[str, Tensor]:
-    """Each on one process, which depends on how many there are."""
+    """Tables that are each on one process, which depends on the number of processes."""
     return {
         f"tables.{name}": torch.zeros(10, 2) if version is None else table(name, version)
         for number, name in enumerate(TABLES)
@@ -168,7 +168,7 @@ def patched(name: str, function: Callable[..., Any]) -> Iterator[None]:
 
 
 def save_with_a_failure(folder: str, failing: int, function: str) -> tuple[str, str, list[str]]:
-    """A full disk on one process: the error here, what is left in the folder, and that all can go on."""
+    """A full disk on one process: its error, the files left in the folder, and that all can save again."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -219,7 +219,7 @@ def save_what_differs(folder: str) -> tuple[str, str]:
 
 
 def load_what_does_not_fit(folder: str) -> tuple[str, str, float]:
-    """A table that no process has, and one that only rank 1 has in another shape; what became of a target."""
+    """A table that no process has, and one that only rank 1 has in another shape; the target afterwards."""
     with process_group(CPU, timeout=20) as processes:
         into = {**ordinary(1.0), "tables.A": torch.zeros(10, 2), "spread": Spread(processes)}
         if processes.rank == 1:
@@ -231,7 +231,7 @@ def load_what_does_not_fit(folder: str) -> tuple[str, str, float]:
 
 
 def find_sound(folder: str) -> list[Any]:
-    """What is found, the warnings that this process gives, and the files that it hashed."""
+    """Checkpoint that is found, the warnings of this process, and the files that it hashed."""
     from holdall.common.files import sha256
 
     hashed = []

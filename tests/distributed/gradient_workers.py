@@ -1,4 +1,4 @@
-"""What each process of the tests of strategies does."""
+"""Worker functions of the tests of strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a function on several gloo processes on this host, and gives what each returned.
+"""Harness that runs a function on several gloo processes of this host, and returns the result of each.
 
 A clean server process imports torch once and forks the workers from there: a test pays for no import, and nothing of
 the test process (threads, locks) is forked.
@@ -17,12 +17,12 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ("torch._dynamo", "torch.utils.tensorboard", "pytest", "holdall.cli", "holdall.training.trainer")
-"""What is slow to import: once here, not once for each worker. (torch's optimizers import dynamo.)"""
+"""Modules that are slow to import: once here, not once per worker. (torch's optimizers import dynamo.)"""
 CONTEXT.set_forkserver_preload([*PRELOAD, "tests.distributed.harness"])
 
 
 class WorkerFailed(Exception):  # noqa: N818
-    """The first worker that ended otherwise than by returning; the message is its traceback."""
+    """Failure of the first worker that did not return; the message is its traceback."""
 
 
 def free_port() -> int:
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 def run(function: str, num: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
-    """What `function`, as `package.module:name`, returned on each of `num` ranks, called with `arguments`.
+    """Results of `function`, given as `package.module:name`, on each of `num` ranks, called with `arguments`.
 
     The environment is that of torchrun. No worker is left, whatever happens: the first failure, or the timeout, ends
     all of them.
@@ -90,7 +90,7 @@ def _work(pipe: Connection, function: str, environment: dict[str, str], argument
 
 
 def _plain(value: Any) -> Any:
-    """Tensors as arrays: they travel through the pipe itself."""
+    """Tensors as arrays, which are sent through the pipe itself."""
     import torch
 
     if isinstance(value, torch.Tensor):

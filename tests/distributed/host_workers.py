@@ -1,4 +1,4 @@
-"""What processes do in the tests of several hosts."""
+"""Worker functions of the tests of several hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdall.distributed.shared_folder import check_shared
 
 
 def folders(given: list[str]) -> str:
-    """Each rank checks its own folder; what it is told."""
+    """Each rank checks its own folder; the error it gets."""
     with process_group(torch.device("cpu"), timeout=20) as processes:
         try:
             check_shared(Path(given[processes.rank]), processes, timeout=0.5)
@@ -25,7 +25,7 @@ def folders(given: list[str]) -> str:
 
 
 def interfaces() -> None:
-    """Print, as JSON, what interfaces this host would choose for several addresses of rank 0."""
+    """Print, as JSON, the interfaces that this host chooses for several addresses of rank 0."""
     asked = os.environ["ASKED"].split(",")
     print(json.dumps({"addresses": interface_addresses(), **{address: choose_interface(address) for address in asked}}))
 

@@ -1,4 +1,4 @@
-"""What processes do in the test of the links benchmark."""
+"""Worker functions of the test of the links benchmark."""
 
 from __future__ import annotations
 

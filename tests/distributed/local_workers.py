@@ -1,4 +1,4 @@
-"""What each process of the tests of `local` does, with a small model in float64 and no trainer."""
+"""Worker functions of the tests of `local`, with a small model in float64 and no trainer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def merged_every_step() -> dict[str, Any]:
 
 
 def never_merged() -> dict[str, Any]:
-    """Tables of each rank, what an evaluation sees, and what a merge makes of them."""
+    """Tables of each rank, those that an evaluation sees, and those after a merge."""
     with process_group(CPU, timeout=20) as processes:
         strategy, optimizers = start(BareLocal, processes, "adagrad")
         steps(strategy, optimizers, global_batches(False))
@@ -107,7 +107,7 @@ def never_merged() -> dict[str, Any]:
 
 
 def planted() -> dict[str, Tensor]:
-    """Rows 0 to 3 of the storage: touched by both ranks, by rank 1, by rank 0, by nobody."""
+    """Rows 0 to 3 of the storage: touched by both ranks, by rank 1, by rank 0, by none."""
     with process_group(CPU, timeout=20) as processes:
         strategy, _ = start(BareLocal, processes, "adagrad")
         group, touches = strategy.row_groups[0], strategy.touches[0]

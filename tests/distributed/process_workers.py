@@ -1,4 +1,4 @@
-"""What each process of the tests of processes, collectives and the trainer does."""
+"""Worker functions of the tests of processes, collectives and the trainer."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def disagree() -> str:
 
 
 def one_hangs() -> str:
-    """Rank 1 stays away for longer than the others wait."""
+    """Rank 1 sleeps for longer than the timeout of the others."""
     with process_group(CPU, timeout=1.0) as processes:
         c = Collectives(processes)
         c.step = 12
@@ -103,7 +103,7 @@ def train_run(data: str, out: str, settings: dict[str, Any], resume: bool = Fals
 
 
 def command(folder: str, words: list[str]) -> tuple[str, str, int]:
-    """What `holdall WORDS` prints in a folder, on stdout and stderr, and its exit code."""
+    """Output of `holdall WORDS` in a folder, on stdout and stderr, and its exit code."""
     from holdall.cli import main
 
     os.chdir(folder)
@@ -133,7 +133,7 @@ def train_on(folders: list[str], out: str, settings: dict[str, Any]) -> str:
 
 
 def stopped_by_a_signal(data: str, out: str, settings: dict[str, Any]) -> str:
-    """Rank 1 alone is told to stop, while it trains."""
+    """Only rank 1 gets a signal to stop, while it trains."""
     if rank() == 1:
         threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -165,7 +165,7 @@ def one_bad_loss(data: str, out: str, settings: dict[str, Any]) -> tuple[str, bo
 
 
 def train_until(data: str, out: str, settings: dict[str, Any], step: int) -> str:
-    """Every rank ends, as if killed, when it comes to a step."""
+    """Every rank ends, as if killed, when it reaches a step."""
     original = Trainer.train_step
 
     class Killed(BaseException):
@@ -184,7 +184,7 @@ def train_until(data: str, out: str, settings: dict[str, Any], step: int) -> str
 
 
 def restored(data: str, out: str, settings: dict[str, Any]) -> tuple[int, dict[str, Tensor], dict[str, int]]:
-    """Where a two-fold run goes on, with which rows, and how many of each table are hot."""
+    """Step at which a two-fold run resumes, its rows, and the hot rows of each table."""
     with process_group(CPU, timeout=20) as processes:
         trainer = Trainer(
             Path(data), Path(out), TrainConfig.of(**settings), resume=True, quiet=True, processes=processes

@@ -21,14 +21,14 @@ LR = 0.1
 
 
 def build(mode: str, device: str = "cpu") -> EmbeddingBags:
-    """The same tables in every process; on `meta`, with rows that begin as they do elsewhere."""
+    """The same tables in every process; on `meta`, with the same initial rows as elsewhere."""
     generator = torch.Generator().manual_seed(3)
     options = {"features": FEATURES, "mode": mode, "dtype": torch.float64, "generator": generator}
     return EmbeddingBags.build(ROWS, DIM, dense_device=device, **options)  # type: ignore[arg-type]
 
 
 def draw(kind: str, sizes: Sequence[int], step: int, low: float = 0.0, high: float = 1.0) -> list[Ids]:
-    """The shares of one batch, `sizes[rank]` samples each; ids lie between these shares of every table's rows."""
+    """Shares of one batch, `sizes[rank]` samples each; ids are between these fractions of every table's rows."""
     generator = torch.Generator().manual_seed(100 + step)
     return [_share(kind, size, generator, low, high) for size in sizes]
 
@@ -78,7 +78,7 @@ def one_process(mode: str, optimizer: str, batches: Sequence[Ids]) -> dict[str, 
 
 
 def difference(found: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str, Tensor]]) -> float:
-    """The largest one between two states of the same tables."""
+    """Largest difference between two states of the same tables."""
     assert found.keys() == wanted.keys()
     largest = 0.0
     for name, kinds in wanted.items():

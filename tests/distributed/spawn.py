@@ -1,4 +1,4 @@
-"""Run a function in several processes that form a gloo group on loopback, and bring back what each returns or raises.
+"""Run of a function in several processes of a gloo group on loopback, with the result or error of each.
 
 Processes are forked from a server that has imported torch and no more, so that starting one costs little.
 """

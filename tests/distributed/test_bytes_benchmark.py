@@ -1,4 +1,4 @@
-"""The benchmark of bytes per sample counts what can be worked out by hand."""
+"""The benchmark of bytes per sample counts the bytes that are computed here by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The templates for Slurm and Kubernetes start what docs/clusters.md says, with stand-ins for their commands."""
+"""Templates for Slurm and Kubernetes start the commands of docs/clusters.md, with stand-ins for theirs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STANDS_IN = {
 
 @pytest.fixture
 def commands(tmp_path: Path) -> dict[str, str]:
-    """An environment with the stand-ins before all else."""
+    """Environment with the stand-ins first in PATH."""
     for name, script in STANDS_IN.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/bash\n{script}\n")
@@ -36,7 +36,7 @@ def commands(tmp_path: Path) -> dict[str, str]:
 
 
 def started(words: list[str], cwd: Path, environment: dict[str, str]) -> list[list[str]]:
-    """The words of every torchrun."""
+    """Arguments of every torchrun."""
     done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return [line.split("|")[:-1] for line in done.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""Data-parallel training is that of one process on the concatenated batch, on every rank alike."""
+"""Data-parallel training equals one process on the concatenated batch, with the same result on every rank."""
 
 from __future__ import annotations
 

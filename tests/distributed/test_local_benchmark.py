@@ -1,4 +1,4 @@
-"""The benchmark of local tables runs, and finds what must be so in a run of few steps."""
+"""The benchmark of local tables runs, and its invariants are true in a run of few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: written by all, loaded at any other number, bit for bit, whatever goes wrong."""
+"""Checkpoints of several processes: written by all, loaded by any number of them, bit for bit, with faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORLDS = (1, 2, 3, 4)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What 1, 2, 3 and 4 processes saved of the same model."""
+    """Checkpoints of the same model by 1, 2, 3 and 4 processes."""
     found = {world: tmp_path_factory.mktemp("saved") / str(world) for world in WORLDS}
     for world, folder in found.items():
         assert set(run(f"{HERE}:save_planted", world, str(folder))) == {str(folder / "step-00000001")}

@@ -1,4 +1,4 @@
-"""Processes: what they tell each other, what they refuse, and how a failure is named."""
+"""Processes: control messages, refusals, and error messages of failures."""
 
 from __future__ import annotations
 

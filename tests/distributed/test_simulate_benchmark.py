@@ -1,4 +1,4 @@
-"""The messages that are expected of a step, against those that processes counted."""
+"""Predicted messages of a step, compared with those that processes counted."""
 
 from __future__ import annotations
 

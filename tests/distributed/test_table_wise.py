@@ -62,7 +62,7 @@ def batch(case: Case, world_size: int, step: int) -> list[Ids]:
 
 
 def compare(rank: int) -> dict[str, dict[str, Any]]:
-    """Every case in one process group: what the tables of this process differ by from those of one process."""
+    """Every case in one process group: differences of this process's tables from those of one process."""
     found = {}
     for name, case in CASES.items():
         collectives = Collectives(default_processes())

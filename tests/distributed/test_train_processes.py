@@ -1,4 +1,4 @@
-"""`holdall train` on several processes: one process's model and metrics, one voice, one folder, and an orderly end."""
+"""`holdall train` on several processes: the model and metrics of one process, one output, one folder, a clean exit."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_spread_bags_with_more_processes_than_samples(strategy: str, bag_data: P
 
 @pytest.mark.parametrize(("num", "prefetch"), [(2, 0), (3, 1)])
 def test_hot_batches_of_several_processes(num: int, prefetch: int, data: Path, tmp_path: Path) -> None:
-    """Those of one process, sample for sample; a run goes on at another number of processes."""
+    """The batches of one process, sample for sample; a run resumes with another number of processes."""
     config = SMALL.replace(strategy="hot-batches", hot_bytes="6KB", optimizer="adam", epochs=2, prefetch=prefetch)
     alone = train(data, tmp_path / "alone", config, quiet=True)
     assert 0.1 < alone["hot_share_of_inputs"] < 0.9
@@ -146,7 +146,7 @@ def test_a_checkpoint_goes_on_in_another_strategy(data: Path, tmp_path: Path, pl
 
 
 def test_hot_rows_saved_more_often(data: Path, tmp_path: Path) -> None:
-    """A killed run goes on from the step of the hot rows; the others are those of the full checkpoint."""
+    """A killed run resumes from the step of the hot rows; the other rows are those of the full checkpoint."""
     config = SMALL.replace(strategy="two-fold", hot_bytes="3KB", save_every=8, save_hot_every=3)
     at = {step: tmp_path / str(step) for step in (8, 12)}
     for step, folder in at.items():
@@ -283,7 +283,7 @@ def test_a_plan_for_another_number_of_processes(data: Path, tmp_path: Path) -> N
 
 
 def test_torchrun(data: Path, tmp_path: Path) -> None:
-    """Rank 0 alone speaks."""
+    """Only rank 0 prints."""
     command = [
         sys.executable,
         "-m",
@@ -302,7 +302,7 @@ def test_torchrun(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_commands_of_the_page(data: Path, tmp_path: Path) -> None:
-    """With smaller models, and without torchrun, whose part the harness takes. An error is said once."""
+    """With smaller models, and the harness in the place of torchrun. An error is printed once."""
     (tmp_path / "data").symlink_to(data)
     text = (Path(__file__).resolve().parents[2] / "docs" / "processes.md").read_text(encoding="utf-8")
     block = re.findall(r"^```bash\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)[0]

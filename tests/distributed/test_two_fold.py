@@ -33,14 +33,14 @@ STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """How tables, batches and processes are in one comparison."""
+    """Tables, batches and processes of one comparison."""
 
     optimizer: str = "adam"
     kind: str = "one-hot"
     mode: str = "sum"
     hot: str = "some"
     sizes: tuple[int, ...] = (9, 5, 12, 7)
-    """Samples of each process; of as many as there are."""
+    """Samples of each process; the first ones are used."""
     low: float = 0.0
     high: float = 1.0
     way: str = "auto"
@@ -86,7 +86,7 @@ def batch(case: Case, world_size: int, step: int) -> list[Any]:
 
 
 def compare(rank: int) -> dict[str, dict[str, Any]]:
-    """Every case in one process group: the largest difference from one process, and whether hot rows are alike."""
+    """Every case in one process group: the largest difference from one process, and whether hot rows are equal."""
     found = {}
     for name, case in CASES.items():
         collectives = Collectives(default_processes())
@@ -212,7 +212,7 @@ def looks_up(rank: int) -> dict[str, Any]:
 
 
 def begins_anew(rank: int) -> float:
-    """What was learned is forgotten, hot and cold, weights and state."""
+    """A reset sets hot and cold rows and their state to initial values."""
     collectives = Collectives(default_processes())
     shared, _ = train(Case(optimizer="adam"), collectives)
     fresh, _ = train(Case(optimizer="adam"), collectives, steps=0)
@@ -233,7 +233,7 @@ def test_begins_anew() -> None:
 
 
 def ahead(rank: int) -> list[bool]:
-    """Rows fetched while the step before is under way, and a lookup without learning in between."""
+    """Rows prefetched during the step before, with an evaluation in between."""
     found = []
     for case in (CASES["adam one-hot"], CASES["bags, first share empty"], CASES["nothing hot"]):
         states = []

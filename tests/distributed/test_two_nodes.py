@@ -1,4 +1,4 @@
-"""Several hosts: two network namespaces train one model, and what goes wrong between hosts is said in a sentence."""
+"""Several hosts: two network namespaces train one model, and connection errors have one-sentence messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run_on_each(found: Sequence[Host], commands: Sequence[Sequence[str]], timeou
 
 @pytest.mark.slow
 def test_two_hosts_train_the_model_of_one(two_hosts: list[Host], data: Path, tmp_path: Path) -> None:
-    """By the command of the page. Nobody names an interface: this machine's name may stand for 127.0.0.1."""
+    """By the command of the page, without an interface: this machine's name may resolve to 127.0.0.1."""
     text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     (command,) = [block for block in re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL) if "is_host=1" in block]
     commands = []

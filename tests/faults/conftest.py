@@ -1,4 +1,4 @@
-"""A small data set, and what undisturbed runs on it come to."""
+"""Small data set, and the results of runs on it without faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def undisturbed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[str]], Launched]:
-    """A run with these options to which nothing happens; each is made once."""
+    """Run with these options and without faults; each is made once."""
     made: dict[tuple[str, ...], Launched] = {}
 
     def make(words: Sequence[str]) -> Launched:
@@ -37,7 +37,7 @@ def undisturbed(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 
 @pytest.fixture(scope="session")
 def same_as_undisturbed(undisturbed: Callable[[Sequence[str]], Launched]) -> Callable[[Launched, Sequence[str]], None]:
-    """Compare a run with the undisturbed one: the rows of its log and its last tensors, to the bit.
+    """Compare a run with the one without faults: the rows of its log and its last tensors, to the bit.
 
     Bits can be compared as processes are as many, sums are in their order, and `--deterministic` fixes the rest.
     """

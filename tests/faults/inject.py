@@ -1,4 +1,4 @@
-"""What happens to a process of a run, and when: faults are put before functions of Holdall, in that process."""
+"""Faults in a process of a run, injected before functions of Holdall."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from holdall.training.config import TrainConfig
 from holdall.training.trainer import Trainer
 
 HANGS = 25.0
-"""Seconds after which a process writes to stderr what it is at."""
+"""Seconds after which a process dumps its stack to stderr."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that happens, once in all attempts of a run."""
+    """Fault that happens once in all attempts of a run."""
 
     at: str
-    """Where: a name of `PLACES`."""
+    """Point of injection: a name of `PLACES`."""
     step: int
-    """Of the step under way, or of the checkpoint that is written."""
+    """Current step, or step of the checkpoint that is written."""
     rank: int = 1
     does: str = "kill"
     """A name of `DEEDS`."""
     path: str = ""
-    """File with which "fill" takes all room there is; it is gone in the next attempt."""
+    """File with which "fill" fills the disk; it is removed in the next attempt."""
 
 
 def work(words: list[str], scratch: str, faults: Sequence[Mapping[str, Any]]) -> None:
-    """A process of the run: `holdall WORDS`, with the faults that are this rank's and have not happened yet."""
+    """Run `holdall WORDS` as a process of the run, with the faults of this rank that have not happened yet."""
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(HANGS)
     for number, fields in enumerate(faults):
@@ -56,7 +56,7 @@ def work(words: list[str], scratch: str, faults: Sequence[Mapping[str, Any]]) ->
 
 
 def mark_of(scratch: str | Path, number: int) -> Path:
-    """The file that says that a fault has happened, and to which process."""
+    """File that marks that a fault has happened, with the process id."""
     return Path(scratch) / f"fault-{number}"
 
 
@@ -111,7 +111,7 @@ def _before_step(step: int, deed: Callable[[], None]) -> None:
 
 
 def _in_exchange(step: int, deed: Callable[[], None]) -> None:
-    """After the backward, while the gradients of the MLPs are on their way."""
+    """After the backward, while the gradients of the MLPs are sent."""
     original = Trainer.train_step
 
     def train_step(self: Trainer, *batches: Any) -> float | None:
@@ -171,7 +171,7 @@ def _in_shard(step: int, deed: Callable[[], None]) -> None:
 
 
 def _after_shards(step: int, deed: Callable[[], None]) -> None:
-    """When this process has written its part."""
+    """When this process has written its shards."""
     original = saving._write_part
 
     def write_part(planned: saving.SavePlan, processes: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _after_shards(step: int, deed: Callable[[], None]) -> None:
 
 
 def _before_manifest(step: int, deed: Callable[[], None]) -> None:
-    """On rank 0, when all have written theirs."""
+    """On rank 0, when all processes have written their shards."""
     original = saving._manifest
 
     def manifest(planned: saving.SavePlan, written: Any) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def _before_manifest(step: int, deed: Callable[[], None]) -> None:
 
 
 def _before_prune(step: int, deed: Callable[[], None]) -> None:
-    """On rank 0, when the checkpoint is complete and nobody has been told."""
+    """On rank 0, when the checkpoint is complete and the other ranks do not know yet."""
     original = saving.prune
 
     def prune(folder: Path, newest: Path, number: int, keep: int) -> None:
@@ -220,7 +220,7 @@ PLACES: dict[str, Callable[[int, Callable[[], None]], None]] = {
 
 
 def train_with_another_version(data: str, out: str, settings: dict[str, Any], package: str) -> str:
-    """What a run says when rank 1 has another version of a package."""
+    """Error of a run in which rank 1 has another version of a package."""
     if os.environ["RANK"] == "1":
         found = start.versions
         start.versions = lambda: {**found(), package: "0.0.1"}

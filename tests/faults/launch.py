@@ -1,4 +1,4 @@
-"""Runs `holdall train` on several processes under torchrun's own agent, and has things happen to them.
+"""Runs of `holdall train` on several processes under torchrun's agent, with faults.
 
 `torchrun` is a command line around `elastic_launch`, which starts the processes, watches them and starts all of them
 again when one ends. Here it is given a function in the place of a command, and forks the processes from a server that
@@ -34,21 +34,21 @@ for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
 
 SMALL = ["--dim", "4", "--bottom", "8", "--top", "8", "--batch-size", "64", "--lr", "0.05", "--log-every", "1"]
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""What the agent sets handlers for."""
+"""Signals that the agent sets handlers for."""
 SECONDS = 100.0
-"""After which a launch is ended."""
+"""Seconds after which a launch is ended."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch left."""
+    """Result of a launch."""
 
     run: Path
     scratch: Path
     succeeded: bool
 
     def rows(self) -> list[dict[str, object]]:
-        """The loss curve and the evaluations, by step: rows of the log without what the clock and the bytes say."""
+        """Loss curve and evaluations by step: rows of the log without times and bytes."""
         kept = ("step", "split", "epoch", "loss", "lr", "logloss", "auc")
         return [{name: row[name] for name in kept if name in row} for row in read_metrics(self.run)]
 
@@ -58,14 +58,14 @@ class Launched:
         return checkpoint.load(path)[0]
 
     def resumed(self) -> list[int]:
-        """The steps at which the run went on."""
+        """Steps at which the run resumed."""
         return [entry["step"] for entry in read_run(self.run)["resumed"]]
 
     def notes(self, rank: int) -> str:
         return (self.run / f"rank-{rank}.log").read_text(encoding="utf-8")
 
     def said(self, rank: int) -> list[str]:
-        """What a rank wrote to stderr, by attempt."""
+        """Output of a rank to stderr, by attempt."""
         files = sorted(self.scratch.glob(f"*/attempt_*/{rank}/stderr.log"))
         return [file.read_text(encoding="utf-8") for file in files]
 
@@ -112,7 +112,7 @@ def launch(
 
 
 def left_over(run: Path) -> list[int]:
-    """Processes of a run, by their logs, that are still there."""
+    """Processes of a run, by their logs, that are still alive."""
     numbers = [int(n) for log in run.glob("rank-*.log") for n in re.findall(r"process (\d+)", log.read_text())]
     return [number for number in numbers if (Path("/proc") / str(number) / "exe").exists()]
 
@@ -138,7 +138,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _end_stopped(run: Path, scratch: Path, faults: Sequence[Fault]) -> Iterator[None]:
-    """When a process was stopped and another has given it up: let the first such one go on, kill others.
+    """When a process was stopped and another has timed out: continue the first such one, kill the others.
 
     torchrun tells it to end, which it does not hear, and kills it after 30 s: this saves the tests that time.
     """

@@ -1,4 +1,4 @@
-"""kill -9 to any rank, at any step, in any strategy: the run goes on from its last checkpoint, to the same bits."""
+"""kill -9 to any rank, at any step, in any strategy: the run resumes from its last checkpoint, to the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of recovery adds up what its processes note."""
+"""Sums of the recovery benchmark over the notes of its processes."""
 
 from __future__ import annotations
 

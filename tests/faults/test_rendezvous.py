@@ -1,4 +1,4 @@
-"""Processes meet in a store that still holds what those before them have said, and refuse others of another kind."""
+"""Rendezvous in a store with keys of an earlier restart, and refusal of processes with other settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON = datetime.timedelta(seconds=20)
 
 
 def meet_all(store: dist.Store, order: list[int], pause: float = 0.1) -> dict[int, dist.Store]:
-    """What each rank of three gets, when they come in this order."""
+    """Prefix of each of three ranks, when they start in this order."""
     found: dict[int, dist.Store] = {}
     threads = []
     for rank in order:

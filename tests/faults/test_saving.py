@@ -1,4 +1,4 @@
-"""What happens while a checkpoint is written: a rank is killed, the disk is full. The one before is what counts."""
+"""Faults while a checkpoint is written: a killed rank, a full disk. The run resumes from the checkpoint before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL = "the disk is full while writing {}/run/checkpoints/step-{:08d}: free some
 
 
 def test_killed_while_saving(clicks: Path, tmp_path: Path, same_as_undisturbed: Callable[..., None]) -> None:
-    """Both ranks, in the middle of a shard; then each at what comes after."""
+    """Both ranks, in the middle of a shard; then each at a later point."""
     faults = [
         Fault("shard", 4, rank=0),
         Fault("shard", 8, rank=1),
@@ -49,7 +49,7 @@ def test_no_room_while_saving(clicks: Path, tmp_path: Path, same_as_undisturbed:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """File system of 1 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0:
@@ -66,7 +66,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_that_really_is_full(
     clicks: Path, tmp_path: Path, small_disk: Path, same_as_undisturbed: Callable[..., None]
 ) -> None:
-    """It fills up in step 9, on rank 1, and has room again when all start anew."""
+    """The disk fills up in step 9, on rank 1, and has space again after the restart."""
     faults = [Fault("step", 9, rank=1, does="fill", path=str(small_disk / "filler"))]
     found = launch(clicks, small_disk / "run", TABLE_WISE, faults, scratch=tmp_path / "launch")
     same_as_undisturbed(found, TABLE_WISE)

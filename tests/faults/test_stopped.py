@@ -1,4 +1,4 @@
-"""A rank that stops (SIGSTOP) and does not end: the others give it up after --timeout, and say where."""
+"""Rank that is stopped (SIGSTOP) and does not end: the others raise after --timeout, naming the step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WAY = {
 def test_the_others_end_in_time_and_all_start_again(
     name: str, clicks: Path, tmp_path: Path, same_as_undisturbed: Callable[..., None]
 ) -> None:
-    """The first comes back to life when the others are gone, which it must not outlive; the second is killed."""
+    """The first continues when the others have ended, and must end too; the second is killed."""
     words = [*OFTEN, *WAY[name]]
     faults = [Fault("exchange", 6, 1, does="stop"), Fault("step", 13, 0, does="stop")]
     # On a busy machine a rank may seem to hang when it does not: that costs a restart, and changes nothing else.

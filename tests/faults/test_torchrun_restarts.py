@@ -1,4 +1,4 @@
-"""The command of docs/processes.md, under torchrun itself: a rank is killed, one is stopped, from outside."""
+"""Command of docs/processes.md under torchrun: one rank is killed, one is stopped, from outside."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "processes.md"
 WORDS = ["--steps", "300", "--save-every", "40", "--evaluate-every", "1000"]
-"""Signals come in between saves, where processes would wait longer for each other."""
+"""Signals are sent between saves, during which processes wait longer for each other."""
 LIMIT = 120.0
 
 
 def command(words: list[str]) -> list[str]:
-    """The words of the page as they are run here: this interpreter, a port that is free, a small model."""
+    """Command of the page as it is run here: this interpreter, a port that is free, a small model."""
     assert words[0] == "torchrun"
     agent = [
         sys.executable,
@@ -86,7 +86,7 @@ def compare_with_an_undisturbed_run(found: Launched, words: list[str], folder: P
 
 
 def disturb(run: Path, rank: int, step: int, number: int) -> int:
-    """Send a signal to the process of a rank, by the number in its log, once it has come to a step."""
+    """Send a signal to the process of a rank, by the id in its log, once it has reached a step."""
     until(lambda: last_step(log(run, rank)) >= step, f"rank {rank} comes to step {step}")
     process = int(re.findall(r"process (\d+)", log(run, rank))[-1])
     os.kill(process, number)
@@ -99,7 +99,7 @@ def log(run: Path, rank: int) -> str:
 
 
 def last_step(notes: str) -> int:
-    """Of the attempt under way."""
+    """Step of the current attempt."""
     return max(
         (int(step) for step in re.findall(r" step (\d+): train", notes.rpartition("start at step")[2])), default=-1
     )
