@@ -41,7 +41,7 @@ def test_a_plan_is_printed_and_written(
     out = str(tmp_path / "plan.json")
     plan = ["plan", str(data), "--hardware", rates, "--preset", "el-rec", "--device-memory", "70kb", *MODEL]
     shown = said(capsys, *plan, "--out", out, "--explain", "C3")
-    for words in ("C3", "host", "samples/s", "what binds:", "its next hot row would save", "all of it on the device"):
+    for words in ("C3", "host", "samples/s", "limited by:", "its next hot row would save", "all of it on the device"):
         assert words in shown
     made = Plan.load(out)
     assert made.forecast is not None

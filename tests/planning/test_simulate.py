@@ -61,7 +61,7 @@ def test_numbers_of_processes() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("4096..8", r"goes down: write 8\.\.4096"),
+        ("4096..8", r"is not ascending: write 8\.\.4096"),
         ("0", "0 processes are not possible"),
         ("x", r"'x' is not a number of processes: write 8, 1,2,4 or 8\.\.4096"),
         ("-2", "is not a number"),
@@ -324,7 +324,7 @@ def test_mistakes(
 ) -> None:
     given = [plan_file, "--hardware", str(tmp_path / "hardware.json")]
     assert "say where it is with --data DIR" in refused(capsys, *given)
-    assert "goes down" in refused(capsys, *given, "--world-size", "4096..8")
+    assert "is not ascending" in refused(capsys, *given, "--world-size", "4096..8")
     assert "the plan was made for another data set" in refused(capsys, *given, "--data", str(bag_data))
     hardware(collectives=None).save(tmp_path / "silent.json")
     silent = [plan_file, "--hardware", str(tmp_path / "silent.json"), "--data", str(data)]

@@ -216,7 +216,7 @@ def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
     steps = -(-schema.splits["train"].rows // plan.batch_size)
     seconds = steps * plan.forecast.step_seconds
     binds = plan.forecast.binds
-    found.add("fine", f"an epoch of {steps:,} steps should take {_readable_time(seconds)}; what binds: {binds}")
+    found.add("fine", f"an epoch of {steps:,} steps should take {_readable_time(seconds)}; limited by: {binds}")
 
 
 def _readable_time(seconds: float) -> str:

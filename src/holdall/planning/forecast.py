@@ -9,7 +9,7 @@ from holdall.common.errors import ConfigError
 from holdall.planning.lookup_counts import choose_hot
 from holdall.planning.memory_cost import memory_bytes, shares_memory, staging_rows, table_bytes
 from holdall.planning.plan import Forecast, Plan, TableForecast, TablePlan
-from holdall.planning.step_cost import Load, Problem, stage_seconds, step_seconds, table_load
+from holdall.planning.step_cost import Load, Problem, concentration_of, stage_seconds, step_seconds, table_load
 
 
 def forecast(plan: Plan, problem: Problem, host_limit: int | None = None) -> Plan:
@@ -64,11 +64,6 @@ def _cached_rows(
     known = {table.name: problem.lookups[table.name] for table in on_disk}
     chosen = choose_hot(known, dict.fromkeys(known, 1.0), row, max(0, free) + hot * row, problem.batch_size)
     return {table.name: max(0, chosen[table.name] - table.hot_rows) for table in on_disk}
-
-
-def concentration_of(hot_share: float) -> float:
-    """Factor of the lookups of fetched rows in other batches when this share of the samples is in hot batches."""
-    return 1 / max(1 - hot_share, 1e-3)
 
 
 def _with_forecast(plan: Plan, problem: Problem, table: TablePlan, load: Load) -> TablePlan:

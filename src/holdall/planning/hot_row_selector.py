@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdall.planning.forecast import concentration_of
 from holdall.planning.lookup_counts import choose_hot
 from holdall.planning.memory_cost import compressed_bytes, find_bytes, staging_bytes, staging_rows
 from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
-from holdall.planning.step_cost import Problem, compressed_row_seconds
+from holdall.planning.step_cost import Problem, compressed_row_seconds, concentration_of
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, HotCold, Method
 
@@ -50,7 +49,7 @@ class HotRowSelector:
         whole = {name: self.problem.tables[name] for name in compressed}
         return self._fixed_point(tails, compressed, worth, concentration_of(self.problem.hot_inputs({**whole, **hot})))
 
-    def choose_beside_whole(self, compressed: Mapping[str, Method]) -> dict[str, int]:
+    def choose_exact_rows(self, compressed: Mapping[str, Method]) -> dict[str, int]:
         """Exact rows of compressed tables, when all rows of the others are on the device."""
         others = sum(rows for name, rows in self.problem.tables.items() if name not in compressed)
         worth = {name: compressed_row_seconds(self.problem, name, compressed[name]) for name in compressed}

@@ -75,7 +75,7 @@ class Plan:
     optimizer: str
     precision: str = "float32"
     strategy: PlannedStrategy = "plain"
-    """How a step goes: `plain`, all on the device; `host`, tables looked up on the host; `split`, hot rows on the
+    """Training strategy: `plain`, all on the device; `host`, tables looked up on the host; `split`, hot rows on the
     device and the others fetched; `hot-batches`, as split, in batches that need no others; `two-fold`, several
     processes."""
     prefetch: int = 0

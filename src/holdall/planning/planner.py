@@ -195,7 +195,7 @@ class Planner:
 
     def whole(self, compressed: Mapping[str, Method]) -> Choice:
         """All on the device: other tables whole, and exact rows of the compressed ones in the bytes that are left."""
-        exact = self.selector.choose_beside_whole(compressed)
+        exact = self.selector.choose_exact_rows(compressed)
         tables = self.problem.tables
         return Choice("plain", tuple(self._stored(name, compressed, exact.get(name, tables[name])) for name in tables))
 

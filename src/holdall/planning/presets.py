@@ -23,7 +23,7 @@ from holdall.planning.two_fold_cut import choose_cut
 from holdall.tables import Dense, Frobenius, Method, TensorTrain
 
 NUM_COMPRESSED = 5
-"""How many tables tt-rec, el-rec and fpd compress: the papers' choice for Criteo."""
+"""Number of tables that tt-rec, el-rec and fpd compress: the papers' choice for Criteo."""
 
 
 @dataclass(frozen=True)

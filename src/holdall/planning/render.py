@@ -99,7 +99,7 @@ def _show_forecast(plan: Plan, console: Console) -> None:
     rate = plan.batch_size / made.step_seconds
     times.add_row("step, with overlap", f"{made.step_seconds * 1e3:.2f}", f"{rate:,.0f} samples/s")
     console.print(times)
-    console.print(f"what binds: {made.binds}")
+    console.print(f"limited by: {made.binds}")
 
 
 def lookups_by_tier(plan: Plan) -> dict[str, float]:

@@ -105,7 +105,7 @@ def parse_world_sizes(text: str) -> list[int]:
         low, _, high = text.partition("..")
         first, last = _processes(low, text), _processes(high, text)
         if first > last:
-            raise ConfigError(f"--world-size {text} goes down: write {last}..{first}")
+            raise ConfigError(f"--world-size {text} is not ascending: write {last}..{first}")
         found = [1 << power for power in range(MOST_PROCESSES.bit_length()) if first <= 1 << power <= last]
         if not found:
             raise ConfigError(

@@ -178,6 +178,11 @@ def table_load(problem: Problem, table: TablePlan, cached_rows: int = 0, concent
     return Load(lookups, distinct, fetched_lookups, fetched, uncached, fetched - uncached, samples)
 
 
+def concentration_of(hot_share: float) -> float:
+    """Factor of the lookups of fetched rows in other batches when this share of the samples is in hot batches."""
+    return 1 / max(1 - hot_share, 1e-3)
+
+
 def stage_seconds(
     problem: Problem, tables: Sequence[TablePlan], strategy: str, loads: Mapping[str, Load]
 ) -> dict[str, float]:
