@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -34,6 +33,7 @@ from holdall.kernels.frobenius_kernels_triton import (
     scatter_kernel,
     u_kernel,
 )
+from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
@@ -133,9 +133,9 @@ def _sizes(factors: Sequence[Factors], *names: str) -> dict[str, object]:
         "TERMS": columns // rank,
         "COLUMNS": columns,
         "DIM": dim,
-        "BLOCK_R": max(8, triton.next_power_of_2(rank)),
-        "BLOCK_C": max(16, triton.next_power_of_2(columns)),
-        "BLOCK_D": max(16, triton.next_power_of_2(dim)),
+        "BLOCK_R": max(8, next_power_of_2(rank)),
+        "BLOCK_C": max(16, next_power_of_2(columns)),
+        "BLOCK_D": max(16, next_power_of_2(dim)),
     }
     return {name: known[name] for name in ("FACTOR", "RANK", *names)}
 
@@ -162,8 +162,8 @@ def forward(
     u = values.new_empty(num_tables, num_bags, rank, dtype=torch.float32)
     if num_bags:
         info = metadata(factors, table_columns)
-        bags = max(1, U["numbers"] // triton.next_power_of_2(rank))
-        u_kernel[(triton.cdiv(num_bags, bags), num_tables)](
+        bags = max(1, U["numbers"] // next_power_of_2(rank))
+        u_kernel[(ceil_div(num_bags, bags), num_tables)](
             info,
             values,
             values if lookups.offsets is None else lookups.offsets,
@@ -175,7 +175,7 @@ def forward(
             HAS_BAGS=lookups.offsets is not None,
             SCALED=lookups.scale is not None,
             BLOCK_N=bags,
-            BLOCK_R=triton.next_power_of_2(rank),
+            BLOCK_R=next_power_of_2(rank),
             num_warps=U["num_warps"],
             **_sizes(factors, "TERMS"),
         )
@@ -187,21 +187,21 @@ def _multiply(factors: Sequence[Factors], info: Tensor, lookups: Lookups, u: Ten
     """Rows u @ W of every bag: on the matrix units, except for few numbers in full float32."""
     rank, dim = factors[0][2].shape
     shared = (info, u, out, lookups.num_bags, lookups.target_stride, lookups.bag_stride)
-    precise, width = _is_precise(factors[0][0], out), triton.next_power_of_2(dim)
+    precise, width = _is_precise(factors[0][0], out), next_power_of_2(dim)
     if precise and rank <= 16:
         bags = max(1, ROWS["numbers"] // width)
-        rows_kernel[(triton.cdiv(lookups.num_bags, bags), len(factors))](
+        rows_kernel[(ceil_div(lookups.num_bags, bags), len(factors))](
             *shared, BLOCK_N=bags, num_warps=_warps(ROWS, width, 128), **_sizes(factors, "DIM", "BLOCK_D")
         )
         return
     bags, tiles = ROWS_BY_MATRIX["bags"], ROWS_BY_MATRIX["tiles"]
-    rows_by_matrix_kernel[(triton.cdiv(lookups.num_bags, bags * tiles), len(factors))](
+    rows_by_matrix_kernel[(ceil_div(lookups.num_bags, bags * tiles), len(factors))](
         *shared,
         PRECISION="ieee" if precise else "tf32",
         TILES=tiles,
         BLOCK_N=bags,
-        BLOCK_R=max(16, triton.next_power_of_2(rank)),
-        num_warps=_warps(ROWS_BY_MATRIX, triton.next_power_of_2(rank) * width, 16 * 128),
+        BLOCK_R=max(16, next_power_of_2(rank)),
+        num_warps=_warps(ROWS_BY_MATRIX, next_power_of_2(rank) * width, 16 * 128),
         num_stages=1,
         **_sizes(factors, "DIM", "BLOCK_D"),
     )
@@ -238,7 +238,7 @@ def backward(
     (rank, dim), columns, device = basis.shape, left.shape[1], grad.device
     precise = _is_precise(left, grad)
     settings = PRECISE_BASIS if precise else BASIS
-    programs = max(1, min(triton.cdiv(lookups.num_bags, settings["bags"]), settings["programs"] // num_tables))
+    programs = max(1, min(ceil_div(lookups.num_bags, settings["bags"]), settings["programs"] // num_tables))
     partial = torch.empty(num_tables, programs, rank, dim, dtype=torch.float32, device=device)
     d = torch.empty_like(u)
     info = metadata(factors, table_columns)
@@ -253,7 +253,7 @@ def backward(
         lookups.bag_stride,
         PRECISE=precise,
         BLOCK_N=settings["bags"],
-        num_warps=_warps(settings, triton.next_power_of_2(rank) * triton.next_power_of_2(dim), 8 * 128),
+        num_warps=_warps(settings, next_power_of_2(rank) * next_power_of_2(dim), 8 * 128),
         num_stages=1,
         **_sizes(factors, "DIM", "BLOCK_R", "BLOCK_D"),
     )
@@ -263,7 +263,7 @@ def backward(
     d_scale = torch.empty(num_lookups, dtype=torch.float32, device=device) if needs_scale else None
     values = lookups.values
     with beside(device) as scatter:
-        programs = max(1, min(triton.cdiv(num_lookups, SCATTER["lookups"]), SCATTER["programs"] // num_tables))
+        programs = max(1, min(ceil_div(num_lookups, SCATTER["lookups"]), SCATTER["programs"] // num_tables))
         scatter_kernel[(programs, num_tables)](
             info,
             values,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from holdall.kernels.dispatch import INTERPRETED
 from holdall.kernels.host_rows import BUFFER_SHIFT, NO_ROW, InitialRowParams
+from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 
 
 class LaunchShape(NamedTuple):
@@ -212,7 +213,7 @@ def find_host_rows(
     host_lookups = torch.empty_like(host_rows)
     rows.fill_(NO_ROW)
     with _launch_lock:
-        _find_kernel[(triton.cdiv(num_lookups, 1024),)](
+        _find_kernel[(ceil_div(num_lookups, 1024),)](
             ids, info, located, host_rows, host_lookups, counts, num_lookups, num_tables, max_lookups, *ids.stride(),
             BLOCK=1024,
         )  # fmt: skip
@@ -223,7 +224,7 @@ def find_host_rows(
     torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
     slots = is_first.cumsum(0)
     with _launch_lock:
-        _number_kernel[(triton.cdiv(max_lookups, 256),)](
+        _number_kernel[(ceil_div(max_lookups, 256),)](
             ordered, order, slots, host_lookups, rows, located, counts, max_lookups, rows.numel(), num_hot,
             NO_ROW=NO_ROW, BLOCK=256,
         )  # fmt: skip
@@ -238,7 +239,7 @@ def find_in_buffers(rows: Tensor, counts: Tensor, buffers: Sequence[tuple[int, T
         return
     for number, (buffer, cached) in enumerate(buffers):
         with _launch_lock:
-            _find_in_buffer_kernel[(triton.cdiv(rows.numel(), 256),)](
+            _find_in_buffer_kernel[(ceil_div(rows.numel(), 256),)](
                 rows,
                 cached,
                 source,
@@ -275,11 +276,11 @@ def copy_rows(
     width, capacity = host.shape[1], rows.numel()
     if capacity == 0:
         return
-    block_w = triton.next_power_of_2(width)
+    block_w = next_power_of_2(width)
     block_n = max(1, shape.elements // block_w)
     first = counts if initial is None else initial.starts
     with _launch_lock:
-        _copy_rows_kernel[(min(shape.programs, triton.cdiv(capacity, block_n)),)](
+        _copy_rows_kernel[(min(shape.programs, ceil_div(capacity, block_n)),)](
             host.view(BITS[host.dtype]),
             rows,
             rows if source is None else source,
@@ -314,10 +315,10 @@ def copy_between_buffers(
     if num_rows == 0:
         return
     width = storage.shape[1]
-    block_w = triton.next_power_of_2(width)
+    block_w = next_power_of_2(width)
     block_n = max(1, DEVICE_COPY_ELEMENTS // block_w)
     with _launch_lock:
-        _copy_between_buffers_kernel[(triton.cdiv(num_rows, block_n),)](
+        _copy_between_buffers_kernel[(ceil_div(num_rows, block_n),)](
             storage.view(BITS[storage.dtype]), source, counts, num_rows, width, num_hot, buffer_rows, own_buffer,
             BUFFER_SHIFT=BUFFER_SHIFT, BLOCK_N=block_n, BLOCK_W=block_w,
         )  # fmt: skip

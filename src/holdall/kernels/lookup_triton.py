@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
+
 ELEMENTS = 4096
 """Numbers of a program: 8 loads of 16 bytes in flight a thread with 4 warps."""
 
@@ -114,9 +116,9 @@ def write_columns(storage: Tensor, values: Tensor, info: Tensor, out: Tensor) ->
     """
     num_lookups, dim = values.shape[1] * len(info), storage.shape[1]
     if num_lookups:
-        block_d = triton.next_power_of_2(dim)
+        block_d = next_power_of_2(dim)
         block_l = max(1, ELEMENTS // block_d)
-        _write_columns_kernel[(triton.cdiv(num_lookups, block_l),)](
+        _write_columns_kernel[(ceil_div(num_lookups, block_l),)](
             storage,
             values,
             info,
@@ -142,7 +144,7 @@ def row_numbers(values: Tensor, info: Tensor, num_others: int, num_rows: int) ->
     if max(num_rows, values.shape[1] * num_others) >= 2**31:
         rows = rows.long()
     if rows.numel():
-        grid = (triton.cdiv(rows.numel(), 1024),)
+        grid = (ceil_div(rows.numel(), 1024),)
         shared = (rows.numel(), *values.stride(), num_others)
         _number_kernel[grid](values, info, rows, *shared, COLUMNS=len(info), BLOCK_L=1024, num_warps=4)
     return rows
@@ -154,9 +156,9 @@ def gather(storage: Tensor, rows: Tensor, dtype: torch.dtype, out: Tensor | None
     out = storage.new_empty(*rows.shape, dim, dtype=dtype) if out is None else out
     rows = rows.contiguous()
     if rows.numel():
-        block_d = triton.next_power_of_2(dim)
+        block_d = next_power_of_2(dim)
         block_l = max(1, ELEMENTS // block_d)
-        _gather_kernel[(triton.cdiv(rows.numel(), block_l),)](
+        _gather_kernel[(ceil_div(rows.numel(), block_l),)](
             storage, rows, out, rows.numel(), dim, BLOCK_L=block_l, BLOCK_D=block_d, num_warps=4
         )
     return out
@@ -178,9 +180,9 @@ def pool(
     if out is None:
         out = storage.new_empty(num_bags // num_features, num_features, dim, dtype=dtype)
     if num_bags:
-        block_d = triton.next_power_of_2(dim)
+        block_d = next_power_of_2(dim)
         block_n = max(1, ELEMENTS // 4 // block_d)
-        _pool_kernel[(triton.cdiv(num_bags, block_n),)](
+        _pool_kernel[(ceil_div(num_bags, block_n),)](
             storage,
             rows,
             offsets,

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import NO_DEVICE_SCALARS, DeviceScalars, UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
@@ -307,7 +308,7 @@ def _launch(
 ) -> _Launch:
     num_lookups, dim, device = ids.numel(), weight.shape[1], weight.device
     block_k = _lookups_per_block(dim, with_state=any(state.ndim > 1 for state in states))
-    num_blocks = triton.cdiv(num_lookups, block_k)
+    num_blocks = ceil_div(num_lookups, block_k)
     partial = torch.empty(num_blocks, 2, dim, dtype=torch.float32, device=device)
     state = states[0] if states else weight
     keys = on_device.keys
@@ -328,7 +329,7 @@ def _launch(
         "DEVICE_RATES": on_device.rates is not None,
         "SCALED": on_device.scale is not None,
         "BLOCK_K": block_k,
-        "BLOCK_D": triton.next_power_of_2(dim),
+        "BLOCK_D": next_power_of_2(dim),
     }
     crossing = torch.empty(num_blocks, dtype=torch.int32, device=device)
     return _Launch(ids, partial, crossing, torch.zeros(2, dtype=torch.int32, device=device), arguments, constants)
@@ -351,13 +352,13 @@ def _finish_runs(launch: _Launch, runs: dict[str, int]) -> None:
 
 def _lookups_per_block(dim: int, *, with_state: bool) -> int:
     elements = ELEMENTS_WITH_STATE if with_state else ELEMENTS
-    return max(1, min(128, elements // triton.next_power_of_2(dim)))
+    return max(1, min(128, elements // next_power_of_2(dim)))
 
 
 def squared_norm(gradient: RowGradient, sorted_rows: tuple[Tensor, Tensor]) -> Tensor:
     """Sum of the squares of the summed gradients of all rows, a 0-dim tensor, without writing those sums anywhere."""
     ids, dim = sorted_rows[0], gradient.grad.shape[1]
-    num_blocks = triton.cdiv(ids.numel(), _lookups_per_block(dim, with_state=False))
+    num_blocks = ceil_div(ids.numel(), _lookups_per_block(dim, with_state=False))
     squares = torch.zeros(2 * num_blocks, dtype=torch.float32, device=ids.device)  # of runs in a block, of others
     placeholder = squares.new_empty(0, dim)
     update_sorted_rows(UpdateRule.NORM, placeholder, [squares], gradient, sorted_rows, UpdateScalars())

@@ -26,17 +26,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from holdall.kernels.launch_sizes import ceil_div
+
 BLOCK = 1024
 """Sorted lookups a program numbers."""
 PIECE = 32
 """Most ids that a prefix has. A batch of 8,192 Zipf ids has one of 214 and a mean of 2.3."""
 WINDOW = 32
 """Most lookups that an id has: those of a window are summed in registers. It divides BLOCK."""
-
-
-def ceil_div(a: int, b: int) -> int:
-    """`triton.cdiv` without its 10 microseconds."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

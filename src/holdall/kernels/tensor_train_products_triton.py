@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from holdall.kernels.tensor_train_layout_triton import Distinct, Trains, ceil_div
+from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
+from holdall.kernels.tensor_train_layout_triton import Distinct, Trains
 from holdall.kernels.tensor_train_sums_triton import sum_by_slice
 
 TILES = {
@@ -239,11 +240,6 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def _padded(size: int, least: int = 1) -> int:
-    """The next power of two."""
-    return max(least, 1 << (size - 1).bit_length())
-
-
 def _ranks(trains: Trains) -> dict[str, Any]:
     return {
         "R1": trains.ranks[0], "R2": trains.ranks[1], "SAME": trains.same_ranks, "ALIGNED": trains.aligned,
@@ -256,8 +252,9 @@ def _blocks(trains: Trains, name: str, *, columns: int, inner: int) -> dict[str,
     d1, d2, _ = trains.dims
     tile = TILES[name]
     return {
-        "D1": d1, "D1P": _padded(d1), "D2": d2, "BLOCK_P": max(1, tile["rows"] // _padded(d1)),
-        "BLOCK_N": min(tile["columns"], _padded(columns, 16)), "BLOCK_K": min(tile["inner"], _padded(inner, 16)),
+        "D1": d1, "D1P": next_power_of_2(d1), "D2": d2, "BLOCK_P": max(1, tile["rows"] // next_power_of_2(d1)),
+        "BLOCK_N": min(tile["columns"], max(16, next_power_of_2(columns))),
+        "BLOCK_K": min(tile["inner"], max(16, next_power_of_2(inner))),
         **_ranks(trains),
         "num_warps": tile["num_warps"],
     }  # fmt: skip
@@ -268,9 +265,9 @@ def _id_blocks(trains: Trains, name: str) -> dict[str, Any]:
     d1, d2, d3 = trains.dims
     tile = TILES[name]
     return {
-        "D12": d1 * d2, "D12P": _padded(d1 * d2, 16), "D3": d3, "D3P": _padded(d3),
-        "BLOCK_U": max(1, 16 // _padded(d3), min(tile["ids"], 64 // _padded(d3))),
-        "BLOCK_K": min(tile["inner"], _padded(trains.ranks[1], 16)),
+        "D12": d1 * d2, "D12P": max(16, next_power_of_2(d1 * d2)), "D3": d3, "D3P": next_power_of_2(d3),
+        "BLOCK_U": max(1, 16 // next_power_of_2(d3), min(tile["ids"], 64 // next_power_of_2(d3))),
+        "BLOCK_K": min(tile["inner"], max(16, next_power_of_2(trains.ranks[1]))),
         **_ranks(trains), "num_warps": tile["num_warps"],
     }  # fmt: skip
 

@@ -8,9 +8,10 @@ import triton.language as tl
 from torch import Tensor
 
 from holdall.kernels import tensor_train_layout_triton
+from holdall.kernels.launch_sizes import ceil_div
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update_triton import segmented_add
-from holdall.kernels.tensor_train_layout_triton import Distinct, Trains, ceil_div, run_bounds
+from holdall.kernels.tensor_train_layout_triton import Distinct, Trains, run_bounds
 
 COLUMNS, ITEMS = 128, 32
 """Block sizes of a program that sums by slice."""
