@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "holdall"
 PAGE = ROOT / "docs" / "architecture.md"
 WIDTH = 130
+LONG = WIDTH - 35
 GROUPS = {
     "cli": "entry points",
     "training": "runs",
@@ -105,10 +106,10 @@ def drawing(theme: str) -> str:
 
 
 def summary(path: Path) -> str:
-    """The first sentence of a module's docstring."""
+    """The first sentence of a module's docstring; up to its first colon or semicolon where it is long."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    first = re.split(r"\n\n|(?<=[a-z`)])[.:;](?:\s|$)", docstring, maxsplit=1)[0]
-    return " ".join(first.split())
+    sentence = " ".join(re.split(r"\n\n|(?<=[\w`)])\.(?:\s|$)", docstring, maxsplit=1)[0].split())
+    return sentence if len(sentence) <= LONG else re.split(r"[:;](?:\s|$)", sentence, maxsplit=1)[0]
 
 
 def tree(folder: Path, indent: str = "  ") -> list[str]:
