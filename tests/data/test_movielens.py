@@ -1,4 +1,4 @@
-"""`prepare --format movielens`: leave-one-out, attributes, NCF's files, and what they hold that they should not."""
+"""`prepare --format movielens`: leave-one-out, attributes, NCF's files, and their irregularities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`prepare` on Criteo files: popularity order, splits, dense values, and what is left when it does not finish."""
+"""`prepare` on Criteo files: popularity order, splits, dense values, and files after an interrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers on samples of the public data sets themselves, where these lie beside the project."""
+"""Readers on samples of the public data sets, where these are stored beside the project."""
 
 from __future__ import annotations
 

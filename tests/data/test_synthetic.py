@@ -1,4 +1,4 @@
-"""Synthetic click logs against what their config promises: popularity, groups, drift, the planted teacher."""
+"""Synthetic click logs compared with their config: popularity, groups, drift, the planted teacher."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_ids_of_a_group_occur_together() -> None:
         return float((first[grouped] % 20 == second[grouped] % 20).mean())
 
     assert share_of_pairs_in_one_group(replace(config, groups=0)) == pytest.approx(1 / 20, abs=0.01)
-    # Both are moved to the row's group with 0.8 * 0.8, else they meet by chance.
+    # Both are moved to the row's group with 0.8 * 0.8, else they agree by chance.
     assert share_of_pairs_in_one_group(config) == pytest.approx(0.64 + 0.36 / 20, abs=0.02)
 
 

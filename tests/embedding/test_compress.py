@@ -1,4 +1,4 @@
-"""The one verb: it swaps the tables of any model, keeps what they mean, and changes nothing when it refuses."""
+"""`compress`: the tables of any model are replaced, keep their meaning, and stay unchanged after an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids that are not rows of their table are noticed, wherever they are and however a batch lies in memory."""
+"""Ids that are not rows of their table are detected, at any place and in any memory layout of a batch."""
 
 from __future__ import annotations
 

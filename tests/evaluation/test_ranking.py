@@ -1,4 +1,4 @@
-"""Ranking metrics: places and ties worked out by hand, against definitions said plainly, in any batching."""
+"""Ranking metrics: places and ties worked out by hand, against definitions written plainly, in any batching."""
 
 from __future__ import annotations
 

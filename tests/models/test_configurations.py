@@ -1,4 +1,4 @@
-"""Named configurations, how the settings of a run change them, and their way through JSON."""
+"""Named configurations, changes to them by the settings of a run, and their JSON form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DCN-v2: planted logits, the recursion said plainly, ranks, and MLPerf's shapes."""
+"""DCN-v2: planted logits, the recursion written plainly, ranks, and MLPerf's shapes."""
 
 from __future__ import annotations
 

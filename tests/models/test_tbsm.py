@@ -1,4 +1,5 @@
-"""TBSM: planted attention, the equations said plainly for one sample at a time, padding, and the tables' gradients."""
+"""TBSM: planted attention, the equations written plainly for one sample at a time, padding, and the tables'
+gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting which ids occur together: the right pairs, within the stated error and the stated memory."""
+"""Co-occurrence counts: the right pairs, within the stated error and the stated memory."""
 
 from __future__ import annotations
 

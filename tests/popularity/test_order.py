@@ -1,4 +1,4 @@
-"""`order`: ids that occur together sit together, nothing but numbers changes, and what cannot be ordered is refused."""
+"""`order`: ids that occur together become neighbours, only ids change, and data that cannot be ordered is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampled profiles: their intervals hold as often as they say, on planted Zipf data, over many seeds."""
+"""Sampled profiles: their intervals hold as often as stated, on planted Zipf data, over many seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`holdall profile` as a user meets it: what it prints and draws."""
+"""`holdall profile` on the command line: its output and figures."""
 
 from __future__ import annotations
 
