@@ -1,8 +1,7 @@
-"""Run folders: run.json, the metrics log and its resumption, TensorBoard, saved batches, progress lines."""
+"""Run folders: run.json, the metrics log and its resumption, TensorBoard, saved batches."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import sys
@@ -10,11 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
-from holdall.common import progress as bars
 from holdall.common.errors import DataError
-from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch, Ids
 from holdall.training.tracking import RunLog, load_batch, read_metrics, read_run, save_batch
 
@@ -155,33 +151,3 @@ class TestBatchFile:
         (tmp_path / "x").write_bytes(b"\x00" * 30)
         with pytest.raises(DataError, match="is not a batch saved by Holdall"):
             load_batch(tmp_path / "x")
-
-
-class TestProgress:
-    def test_plain_lines_where_there_is_no_terminal(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ):
-        clock = {"now": 0.0}
-        monkeypatch.setattr(bars, "monotonic", lambda: clock["now"])
-        with SampleProgress(10_000, done=2_000, seconds=10) as progress:
-            for clock["now"] in (4.0, 8.0, 12.0, 16.0):
-                progress.update(1_000, loss=0.5)
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err == "train 5,000/10,000  250 samples/s  loss 0.5000  0:00:20 left\n"
-
-    def test_quiet(self, capsys: pytest.CaptureFixture[str]):
-        with SampleProgress(10, seconds=0, quiet=True) as progress:
-            progress.update(5)
-        assert capsys.readouterr().err == ""
-
-    def test_a_bar_on_a_terminal(self, monkeypatch: pytest.MonkeyPatch):
-        screen = io.StringIO()
-        monkeypatch.setattr(
-            bars, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=120, stderr=stderr)
-        )
-        with SampleProgress(1_000, label="valid") as progress:
-            progress.update(400, loss=0.25)
-        assert "valid" in screen.getvalue()
-        assert "400/1,000" in screen.getvalue()
-        assert "loss 0.2500" in screen.getvalue()

@@ -7,7 +7,6 @@ reduced with those of the MLPs (EL-Rec on several GPUs, with the gradients of th
 from __future__ import annotations
 
 from holdall.distributed.row_exchange import exchange_row_gradients
-from holdall.models.model import Model
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.strategies.process_strategy import ProcessStrategy
 
@@ -17,9 +16,6 @@ class DataParallelStrategy(ProcessStrategy):
     every rank."""
 
     kind = STRATEGY_KINDS["data-parallel"]
-
-    def _build_model(self) -> Model:
-        return self.config.build_model(self.data.schema, device=self.device)
 
     def _exchange_rows(self) -> None:
         exchange_row_gradients(self.row_groups, self.collectives)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from holdall.evaluation.evaluate_model import SplitShare
-from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.strategies.process_strategy import ProcessStrategy
@@ -34,9 +33,6 @@ class LocalStrategy(ProcessStrategy):
     and leaves those of each rank as they are."""
 
     kind = STRATEGY_KINDS["local"]
-
-    def _build_model(self) -> Model:
-        return self.config.build_model(self.data.schema, device=self.device)
 
     def attach(self, optimizers: Optimizers) -> None:
         super().attach(optimizers)

@@ -19,6 +19,7 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
 from holdall.evaluation.evaluate_model import SplitShare
+from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers, SquaredNorm
 from holdall.optim.row_groups import RowGroup
 from holdall.training.strategies.base import Strategy
@@ -35,6 +36,10 @@ class ProcessStrategy(Strategy):
     """The squared norm of all gradients, where some are on other ranks."""
     _fetch_rows: Callable[[Ids], None] | None = None
     """Fetches what an evaluation looks up, where rows are on other ranks: all call it equally often."""
+
+    def _build_model(self) -> Model:
+        """The model with all tables on every rank."""
+        return self.config.build_model(self.data.schema, device=self.device)
 
     @functools.cached_property
     def collectives(self) -> Collectives:
