@@ -181,8 +181,8 @@ def test_every_command_method_and_extra_is_described() -> None:
 def test_drawings_are_those_of_their_script() -> None:
     script = runpy.run_path(str(ROOT / "tools" / "drawing.py"))
     for theme in script["PALETTES"]:
-        drawn = (DOCS / "images" / f"way-of-the-data-{theme}.svg").read_text(encoding="utf-8")
-        assert drawn == script["way_of_the_data"](theme)
+        drawn = (DOCS / "images" / f"data-flow-{theme}.svg").read_text(encoding="utf-8")
+        assert drawn == script["data_flow"](theme)
 
 
 OLD_WORDS = r"\b(rooms?|far rows?|near rows?|dealt|take home|goes on|at hand|begun|beginnings)\b"

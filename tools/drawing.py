@@ -1,6 +1,6 @@
 """Drawings of the documentation as SVG files, one for light pages and one for dark ones.
 
-    python tools/drawing.py           write docs/images/way-of-the-data-{light,dark}.svg
+    python tools/drawing.py           write docs/images/data-flow-{light,dark}.svg
 
 Text and shapes only: no font is embedded, no script, no link.
 """
@@ -89,9 +89,9 @@ class Drawing:
         )
 
 
-def way_of_the_data(theme: str) -> str:
+def data_flow(theme: str) -> str:
     """From raw logs to a measured model: commands as arrows, artifacts as boxes; below, one table in its parts."""
-    drawing = Drawing(theme, 920, 412, "The way of the data: raw logs, data set folder, run folder, metrics")
+    drawing = Drawing(theme, 920, 412, "Data flow: raw logs, data set folder, run folder, metrics")
     artifacts = [
         (10, 146, "raw logs", "TSV, CSV, Parquet"),
         (252, 176, "data set folder", "ids in popularity order"),
@@ -156,4 +156,4 @@ def write(name: str, draw: object) -> None:
 
 
 if __name__ == "__main__":
-    write("way-of-the-data", way_of_the_data)
+    write("data-flow", data_flow)
