@@ -90,7 +90,7 @@ def check_bags(
 
 
 def check_columns(device: str = "cpu") -> None:
-    """Rows go to their columns of a wider, poisoned output and nothing else is touched; strides hold."""
+    """Rows are written to their columns of a wider, poisoned output and nothing else is, for ids of any strides."""
     generator = torch.Generator().manual_seed(0)
     sides, size, num_columns, dim = (9, 20, 3), 37, 5, 12
     tables = [some_factors(side, 3, 2, dim, generator) for side in sides]

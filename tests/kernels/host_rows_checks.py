@@ -17,7 +17,7 @@ SHAPES = (host_rows_triton.WHOLE_DEVICE, host_rows_triton.BESIDE_STEPS)
 
 
 def pinned(tensor: Tensor, device: str) -> Tensor:
-    """Memory of the host that kernels of a device reach."""
+    """Host memory that kernels of the device can address."""
     return tensor.pin_memory() if device == "cuda" else tensor
 
 
@@ -118,7 +118,7 @@ def check_copy_between_buffers(device: str, width: int = 3) -> None:
     storage = torch.arange(float((num_hot + 3 * buffer_rows) * width), device=device).view(-1, width)
     expected = storage.clone()
     source = torch.full((buffer_rows,), -1)
-    for place, (buffer, there) in {0: (1, 5), 2: (2, 0), 5: (1, 0)}.items():  # the last is beyond the rows there are
+    for place, (buffer, there) in {0: (1, 5), 2: (2, 0), 5: (1, 0)}.items():  # the last is beyond the number of rows
         source[place] = buffer << BUFFER_SHIFT | there
         if place < 3:
             expected[num_hot + place] = expected[num_hot + buffer * buffer_rows + there]

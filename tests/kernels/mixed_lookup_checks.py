@@ -28,7 +28,7 @@ def some_ids(size: int, seed: int, device: str = "cpu") -> Ids:
 
 
 def steps(path: str, optimizer: str, device: str = "cpu") -> list[Tensor]:
-    """The vectors of the last step and every parameter behind it."""
+    """The vectors of the last step and every parameter after it."""
     with kernel_path(path):  # type: ignore[arg-type]
         generator = torch.Generator(device).manual_seed(0)
         bags = EmbeddingBags.build(ROWS, 8, METHODS, device=device, generator=generator)

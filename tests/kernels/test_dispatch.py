@@ -1,4 +1,4 @@
-"""Choosing a path: `auto` may choose, a path asked for by name that cannot be had is an error."""
+"""Choice of a path: `auto` may choose, a named path that is unavailable is an error."""
 
 from __future__ import annotations
 

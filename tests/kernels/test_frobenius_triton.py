@@ -19,7 +19,7 @@ from tests.kernels import frobenius_checks as checks
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few lookups a program and few programs, so that every loop goes round more than once."""
+    """Few lookups a program and few programs, so that every loop has several iterations."""
     from holdall.kernels import frobenius_triton
 
     monkeypatch.setitem(frobenius_triton.U, "numbers", 64)

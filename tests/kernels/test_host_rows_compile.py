@@ -1,4 +1,4 @@
-"""The kernels that copy rows from and to host memory compile for a GPU of compute capability 9.0, without one."""
+"""Compilation of the host-row kernels for a GPU of compute capability 9.0, without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows moved by kernels, in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/kernels`."""
+"""Rows copied by kernels, in Triton's interpreter: `TRITON_INTERPRET=1 pytest tests/kernels`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_rows_there_and_back(dim: int, lazy: bool, shape: LaunchShape) -> None:
 
 
 def test_narrow_rows_there_and_back() -> None:
-    """Not of bfloat16, to which the interpreter cuts numbers off where a GPU and torch round them."""
+    """Not of bfloat16, to which the interpreter truncates numbers where a GPU and torch round them."""
     checks.check_copy_rows(6, torch.float16, "cpu", lazy=True)
 
 
@@ -164,7 +164,7 @@ def test_forecasts_count_the_tensors_of_every_working_set() -> None:
 
 
 def depends_on(value: object) -> Hashable:
-    """What a closure, a working set or a collection comes to: numbers, and where its tensors are."""
+    """Numbers and tensor addresses in a closure, a working set or a collection."""
     if isinstance(value, Tensor):
         return value.data_ptr(), value.shape, value.stride()
     if isinstance(value, FunctionType):

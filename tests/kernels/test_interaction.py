@@ -1,4 +1,4 @@
-"""The dot interaction: planted values, the plain reference, and its gradient."""
+"""Dot interaction: planted values, the plain reference, and its gradient."""
 
 from __future__ import annotations
 

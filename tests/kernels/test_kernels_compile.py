@@ -1,6 +1,6 @@
-"""The Triton kernels compile for a GPU of compute capability 9.0 without one: what the interpreter lets pass is found.
+"""Compilation of the Triton kernels for a GPU of compute capability 9.0, without one.
 
-The interpreter runs kernels as Python, where a variable may change its shape in a loop; the compiler refuses that.
+It finds what the interpreter accepts: in Python a variable may change its shape in a loop; the compiler refuses that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUMBERS = {
 
 
 def compiled(kernel: Any, num_warps: int, types: dict[str, str] | None = None, **constants: Any) -> str:
-    """The kernel's machine code for constants by name; other arguments have the types that their names suggest."""
+    """The kernel's machine code for constants by name; the types of other arguments follow from their names."""
 
     def kind(name: str) -> str:
         if name in constants:

@@ -1,4 +1,4 @@
-"""The fused linear layer: equal to its two parts, with gradients; padding does not show."""
+"""Fused linear layer: equal to its two parts, with gradients, with and without padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of repeated ids: the fast path is the reference, forward and gradient."""
+"""Rows of repeated ids: the fast path equals the reference, forward and gradient."""
 
 from __future__ import annotations
 

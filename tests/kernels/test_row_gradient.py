@@ -1,4 +1,4 @@
-"""Summing gradients by row: the fast path is the reference, in a fixed order."""
+"""Sums of gradients by row: the fast path equals the reference, in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work beside work: on a CPU it happens in order, and the switch that turns branches off comes back on."""
+"""Concurrent branches: on a CPU work runs in order, and the switch that turns branches off is undone."""
 
 from __future__ import annotations
 

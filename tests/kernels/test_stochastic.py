@@ -1,4 +1,4 @@
-"""Stochastic rounding: unbiased, between neighbours, the same for the same step, and where it matters."""
+"""Stochastic rounding: unbiased, between neighbours, the same for the same step, and enough to keep small updates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_numbers_of_the_type_stay_as_they_are(dtype: torch.dtype) -> None:
     assert round_stochastically(torch.tensor([float("nan")]), dtype, torch.tensor([0]), keys(3, 4)).isnan().all()
 
 
-def test_noise_depends_on_seed_step_and_place_alone() -> None:
+def test_noise_depends_on_seed_step_and_position_alone() -> None:
     places = torch.tensor([0, 1, 2**31, 2**32, 2**33 + 1, 5])
     first = noise(places, keys(1, 2))
     assert torch.equal(noise(places.flip(0), keys(1, 2)).flip(0), first)

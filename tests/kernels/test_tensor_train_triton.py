@@ -31,7 +31,7 @@ PAIR: list[checks.Chain] = [((5, 4, 6), (2, 2, 4), (1, 3, 5, 1)), ((2, 9, 3), (2
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of the least size, so that everything crosses many of them."""
+    """Tiles of the least size, so that all work spans many of them."""
     from holdall.kernels import tensor_train_layout_triton, tensor_train_sums_triton
     from holdall.kernels.tensor_train_products_triton import TILES
 

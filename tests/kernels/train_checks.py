@@ -26,7 +26,7 @@ def random_cores(chain: Chain, generator: torch.Generator, device: str) -> list[
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, fresh memory holds NaN, or the largest integer: whoever reads what nobody wrote is found out."""
+    """Context in which fresh memory is NaN, or the largest integer, so that a read of unwritten memory shows."""
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     try:
@@ -36,7 +36,7 @@ def poisoned() -> Iterator[None]:
 
 
 def expected_rows(ids: Sequence[Tensor], trains: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Rows [L, dim] of every train's ids, one below the other; the definition, a few ids at a time."""
+    """Rows [L, dim] of every train's ids, concatenated, by the definition, a few ids at a time."""
     parts = [reference_rows(part, cores) for line, cores in zip(ids, trains, strict=True) for part in line.split(2048)]
     return torch.cat(parts)
 

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
 def error(found: Tensor, expected: Tensor) -> float:
-    """Distance over the norm of what is expected; infinite when something is not a number."""
+    """Distance over the norm of `expected`; infinite when something is not a number."""
     found, expected = found.double().cpu(), expected.double().cpu()
     assert found.shape == expected.shape
     if not bool(torch.isfinite(found).all()):
@@ -26,7 +26,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 
 
 def some_ids(kind: str, num_lookups: int, num_rows: int, generator: torch.Generator) -> Tensor:
-    """Ids of the named kind: both ends of the table always occur where there is room."""
+    """Ids of the named kind: both ends of the table always occur, given two lookups."""
     ids = torch.randint(num_rows, (num_lookups,), generator=generator)
     if kind == "one row":
         ids[:] = num_rows - 1
@@ -53,7 +53,7 @@ def check_update(
     device: str = "cpu",
     seed: int = 0,
 ) -> None:
-    """`update_rows` does what summing and updating in float64 does, and leaves other rows as they were."""
+    """`update_rows` equals summing and updating in float64, and does not change other rows."""
     from holdall.kernels.row_update_triton import update_rows
 
     generator = torch.Generator().manual_seed(seed)
@@ -130,7 +130,7 @@ def check_interaction(
 
 
 def check_gather(shape: tuple[int, ...], num_rows: int, dim: int, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Rows come out exactly, in the type asked for; both ends of the storage included."""
+    """Rows are exact, in the given type; both ends of the storage included."""
     from holdall.kernels.lookup_triton import gather
 
     storage = torch.randn(num_rows, dim).to(device)

@@ -82,7 +82,7 @@ def test_rows_equal_torch(name: str, reference: object) -> None:
 
 
 def test_lazy_adam_equals_sparse_adam() -> None:
-    """With an eps of next to nothing: SparseAdam adds it before the bias correction, Adam (and ours) after."""
+    """With an eps of almost 0: SparseAdam adds it before the bias correction, Adam (and ours) after."""
     ours, _ = train(True, "adam", eps=1e-30)
     theirs = Model(fused=False)
     sparse = torch.optim.SparseAdam([theirs.bags.table(name).weight for name in ROWS], lr=0.1, eps=1e-30)
@@ -176,7 +176,7 @@ def test_bad_settings() -> None:
 
 
 def test_tables_that_update_themselves_take_sgd_only() -> None:
-    """Stochastically rounded tables hold no float copy, so no other optimizer may pretend to run."""
+    """Stochastically rounded tables have no float copy, so other optimizers are refused."""
     method = Quantized(bits=8, rounding="stochastic", trainable=True)
     bags = EmbeddingBags.build(ROWS, 4, {"a": method})
     with pytest.raises(ConfigError, match="use sgd, not adam"):

@@ -1,4 +1,4 @@
-"""The learning-rate schedule on planted values."""
+"""Learning-rate schedule on planted values."""
 
 from __future__ import annotations
 

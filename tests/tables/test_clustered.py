@@ -1,4 +1,4 @@
-"""Clustered rows: what a fresh table shares, and k-means over trained rows."""
+"""Clustered tables: shared rows of a fresh table, and k-means over trained rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_materialised_table_of_the_same_method_is_fitted_exactly() -> None:
 
 
 def test_the_popular_rows_are_the_seeds() -> None:
-    """With nothing to move them, the first rows stay the centroids, in order; ties in distance go to the first."""
+    """The first rows stay the centroids, in order, where nothing moves them; of equal distances the first counts."""
     weight = torch.tensor([[0.0], [10.0], [20.0], [10.0], [0.0], [20.0]])
     table = fitted(weight, clusters=3)
     assert table.centroids.flatten().tolist() == [0, 10, 20]
@@ -88,7 +88,7 @@ def test_counts_weigh_the_rows() -> None:
 
 
 def test_an_emptied_cluster_moves_to_the_row_that_is_worst_off() -> None:
-    """Two rows below draw the third seed away, then leave it for another cluster: without help it would stay empty."""
+    """Two rows pull the third seed away, then change to another cluster: without a move it would stay empty."""
     weight = torch.tensor([[1.0, 14], [18, 20], [4, 17], [13, 6], [15, 4]])
     first, alone, third, *below = fitted(weight, clusters=3).assignment.tolist()
     assert first == third

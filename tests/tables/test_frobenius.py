@@ -68,7 +68,7 @@ def test_grid_side_is_exact(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize("num_rows", [2**24 + 3, 2**31 + 11, 10**10])
-def test_large_ids_meet_the_factors_that_python_integers_name(num_rows: int) -> None:
+def test_large_ids_use_the_factors_of_exact_integers(num_rows: int) -> None:
     table = Frobenius(rank=3, terms=2).build(num_rows, 4, dtype=torch.float64, init_std=1.0)
     A, B, basis = parts(table)
     side = math.isqrt(num_rows - 1) + 1
@@ -78,7 +78,7 @@ def test_large_ids_meet_the_factors_that_python_integers_name(num_rows: int) -> 
     torch.testing.assert_close(table.rows(torch.tensor(ids)), expected, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant")  # a word of torch's Adagrad about itself
+@pytest.mark.filterwarnings("ignore:Sparse invariant")  # a warning of torch's Adagrad
 def test_ten_billion_rows_train_in_a_few_megabytes() -> None:
     table = Frobenius(rank=2, terms=1).build(10**10, 128, init_std=0.5, generator=torch.Generator().manual_seed(0))
     assert table.num_bytes() == 4 * 2 * (2 * 100_000 + 128)
@@ -227,7 +227,7 @@ def test_many_small_gradients_in_bfloat16_do_not_get_lost() -> None:
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("include_last_offset", [False, True])
 def test_bags_of_one_id(mode: str, include_last_offset: bool) -> None:
-    """They take a way of their own, which must still refuse offsets that look alike but are none."""
+    """They have a path of their own, which must still refuse similar offsets that are invalid."""
     table = Frobenius(3, 2).build(100, 4, mode=mode, include_last_offset=include_last_offset)
     ids = torch.tensor([99, 5, 5])
     offsets = torch.arange(3 + include_last_offset)
@@ -263,7 +263,7 @@ def test_initial_rows_are_gaussian_and_the_factors_balanced(rank: int, terms: in
     ("num_rows", "dim", "rank", "terms"),
     [
         (20_000, 16, 8, 4),
-        (20_001, 64, 16, 2),  # the last grid row holds one id
+        (20_001, 64, 16, 2),  # the last grid row has one id
         (5_000, 16, 32, 1),  # more directions than dim
         (4_999, 32, 1, 3),
         (53, 12, 3, 2),
@@ -308,7 +308,7 @@ def test_the_size_of_blocks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_fitted_table_is_balanced_and_every_term_can_learn() -> None:
-    """Two directions are enough for these rows: the other six contribute nothing, and must not be stuck at that."""
+    """Two directions are enough for these rows: the other six contribute nothing, and must still be able to learn."""
     weight = planted(5_000, 16, 2, 1)
     table = Frobenius(8, 4).fit(weight)
     assert table.fit_error < 1e-6

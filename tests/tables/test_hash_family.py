@@ -1,4 +1,4 @@
-"""What the behaviour suite does not cover of hashed, quotient-remainder, MEmCom, ROBE and sketch tables.
+"""Hashed, quotient-remainder, MEmCom, ROBE and sketch tables, beyond the behaviour suite.
 
 Formulas against plain loops, index arithmetic past 2^31, fits against dense linear algebra, byte budgets, gradients.
 """
@@ -262,7 +262,7 @@ def best_linear(method: Method, weight: Tensor) -> Tensor:
 
 @methods
 def test_no_fit_is_better(method: Method) -> None:
-    """Of a table that cannot be stood for, the error is the least there is."""
+    """For a table that the method cannot represent, the error is the least possible."""
     weight = normal(24, 6, seed=3) + normal(1, 6, seed=4)
     if isinstance(method, MemCom):
         best = best_multiples(weight, method.buckets, method.bias)
@@ -352,7 +352,7 @@ def test_budgets_are_used_and_kept(num_rows: int, dim: int, share: float) -> Non
         used = method.num_bytes(num_rows, dim)
         assert used <= budget
         most = Sketch(dim=dim).num_bytes(num_rows, dim) if kind is Sketch else 4 * num_rows * dim
-        step = 4 * (num_rows + dim) if kind is Sketch else 4 * dim  # what one more bucket would take
+        step = 4 * (num_rows + dim) if kind is Sketch else 4 * dim  # bytes of one more bucket
         assert used + step > budget or used >= most
 
 

@@ -1,4 +1,4 @@
-"""The shared integer hash: equal to arithmetic on Python's integers, uniform, and independent of the device's width."""
+"""Shared integer hash: equal to arithmetic on Python's integers, uniform, and independent of the device's width."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_regular_ids_spread_evenly(num_buckets: int, step: int) -> None:
     signs = signs_of(hashes, torch.float64)
     assert set(signs.tolist()) == {1.0, -1.0}
     assert abs(float(signs.sum())) < 4.5 * ids.numel() ** 0.5
-    both = buckets_of(hashes, 4) * 2 + (signs > 0)  # the sign says nothing about the bucket
+    both = buckets_of(hashes, 4) * 2 + (signs > 0)  # the sign is independent of the bucket
     assert abs(chi_square(torch.bincount(both, minlength=8).double())) < 4.5
 
 

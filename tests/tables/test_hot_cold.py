@@ -1,4 +1,4 @@
-"""Hot and cold: the split, the order of rows, edge cases, fits and budgets."""
+"""Hot/cold tables: the split, the order of rows, edge cases, fits and budgets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_gradients_go_to_the_part_a_row_lives_in() -> None:
 @pytest.mark.parametrize("hot_rows", [1, 4, 9])
 @pytest.mark.parametrize("ids", [[7, 0, 3, 9, 4, 3, 0], [0], [9, 9], []])
 def test_fixed_shapes_give_the_same_rows_and_gradients(hot_rows: int, ids: list[int]) -> None:
-    """As on a GPU: both parts make a row for every id, and no row is touched that would not be otherwise."""
+    """As on a GPU: both parts compute a row for every id, and no other row is touched."""
     results = []
     for fixed in (False, True):
         table = planted(hot_rows)
@@ -159,7 +159,7 @@ class OnesTable(Table):
         return torch.ones(ids.numel(), self.dim)
 
 
-def test_a_tail_without_a_fit_says_so() -> None:
+def test_a_tail_without_a_fit_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"cold part of a hot_cold table cannot be fitted: .* train it from"):
         HotCold(hot_rows=2, cold=Ones()).fit(torch.zeros(5, 2))
     assert HotCold(hot_rows=5, cold=Ones()).fit(torch.ones(5, 2)).fit_error == 0

@@ -1,4 +1,4 @@
-"""Mixed dimension: the narrow table and its projection, the best fit, and the power rule."""
+"""Mixed-dimension tables: the narrow table and its projection, the best fit, and the power rule."""
 
 from __future__ import annotations
 

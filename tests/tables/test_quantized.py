@@ -1,4 +1,4 @@
-"""Quantised rows: bytes, rounding, packing, fits, and the two ways to train them."""
+"""Quantised tables: bytes, rounding, packing, fits, and the two forms of training."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_pending_gradients_add_up_and_clear() -> None:
         assert not table.rows(torch.tensor([1])).requires_grad
 
 
-def test_gradients_nobody_applies_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_are_not_applied_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdall.tables.quantized.MAX_PENDING", 3)
     table = stochastic_table(2, 2, rows=0.0)
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_a_learned_step_clips() -> None:
 
 
 def test_training_through_the_rounding_reaches_its_targets() -> None:
-    """Rows that start tiny grow a thousandfold without getting stuck in a grid of their first size."""
+    """Rows that start tiny grow a thousandfold: their grid grows with them."""
     table = LEARNED.build(40, 8, init_std=1e-3, generator=torch.Generator().manual_seed(0))
     optimizers = Optimizers(torch.nn.ModuleList([table]), OptimizerConfig(name="rowwise_adagrad", lr=0.1))
     target = gaussian(40, 8, seed=1)

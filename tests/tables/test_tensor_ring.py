@@ -1,4 +1,4 @@
-"""Tensor rings: what closing the train changes."""
+"""Tensor rings: differences from the tensor train."""
 
 from __future__ import annotations
 

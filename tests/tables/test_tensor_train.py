@@ -137,7 +137,7 @@ def test_absent_slices_get_no_gradient() -> None:
 
 
 def test_auto_takes_the_fast_path_for_many_ids() -> None:
-    """Only the fast path is differentiable once only: that tells them apart."""
+    """Only the fast path is limited to one derivative: that identifies it."""
     cores = random_cores((60, 60, 60), (2, 2, 2), (1, 16, 16, 1))
 
     def second_derivative(num_ids: int) -> None:
@@ -244,7 +244,7 @@ def test_rows_of_large_tables_are_the_right_products(num_rows: int) -> None:
 
 
 def test_ten_billion_rows_train_and_save_in_a_few_megabytes(tmp_path: Path) -> None:
-    """5 TB dense. Two far ids are pulled to planted rows; the file that holds them all stays small."""
+    """5 TB dense. Two distant ids are trained to planted rows; the file of all rows stays small."""
     num_rows, dim = 10**10, 128
     table = TensorTrain(rank=16).build(num_rows, dim, init_std=0.1, generator=torch.Generator().manual_seed(0))
     ids = torch.tensor([[num_rows - 1], [3]])
@@ -371,7 +371,7 @@ def unfoldings(weight: Tensor, sizes: tuple[int, ...], dims: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("cores", [2, 3, 4, 5])
 def test_a_tensor_train_is_fitted_exactly(cores: int) -> None:
-    """Whatever its padding holds: 211 rows leave the grid unfinished in every number of cores."""
+    """For any padding: 211 rows leave the grid unfinished in every number of cores."""
     method = TensorTrain(rank=4, cores=cores)
     assert prod(method.rows_split(211)) > 211
     weight = method.build(211, 24, dtype=torch.float64, init_std=1.0).materialize()
@@ -392,7 +392,7 @@ def test_any_table_is_fitted_exactly_at_full_rank() -> None:
 
 @pytest.mark.parametrize("gram", [True, False])
 def test_two_cores_reach_the_least_error(monkeypatch: pytest.MonkeyPatch, gram: bool) -> None:
-    """Two cores are a matrix factorisation: Eckart and Young say what the best one leaves."""
+    """Two cores are a matrix factorisation: Eckart and Young give the error of the best one."""
     if not gram:
         monkeypatch.setattr(tt_svd, "LARGEST_GRAM", 4)
     method = TensorTrain(rank=7, cores=2)

@@ -1,4 +1,4 @@
-"""Optimizers of parameters with dense gradients, which are torch's; on a GPU fused, with learning rates on the device.
+"""Optimizers of dense parameters: torch's own, on a GPU fused and with learning rates on the device.
 
 A CUDA graph replays a step with the numbers it was captured with, unless kernels read them from the device. So on a GPU
 every number that changes from step to step is one of `StepScalars`, whether or not a graph is used.
@@ -20,7 +20,7 @@ class StepScalars:
         self._set: list[float] | None = None
 
     def set(self, values: Sequence[float]) -> None:
-        """Copy `values` to the device if they have changed, without waiting; the pinned memory lives until then."""
+        """Copy `values` to the device if they have changed, without waiting; pinned memory is kept until it is done."""
         if self._set == list(values):
             return
         self._set = list(values)

@@ -1,4 +1,4 @@
-"""Both optimizers of a model, of its table rows and of its dense parameters, behind one `step`."""
+"""Optimizers of a model, of its table rows and of its dense parameters, behind one `step`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SquaredNorm = Callable[[Mapping[str, nn.Parameter], Sequence[RowGroup]], float]
 class Optimizers:
     """Optimizers of a model, with state that is named by parameter.
 
-    Creating it takes over the gradients of packed tables (see `DensePack.collects`), on the device they are on.
+    From then on packed tables collect their gradients (see `DensePack.collects`), so the model must not move any more.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig):

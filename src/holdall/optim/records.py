@@ -1,4 +1,4 @@
-"""One record per optimizer: its state, its updates of rows and of dense parameters.
+"""Records of the optimizers, one each: state, updates of rows, updates of dense parameters.
 
 | name | rows of tables | everything else |
 | --- | --- | --- |
@@ -7,8 +7,8 @@
 | `rowwise_adagrad` | Adagrad, one accumulator a row | torch Adagrad |
 | `adam` | lazy Adam: moments decay when touched | torch Adam |
 
-A new optimizer is a name and a record here, a plain update in `kernels.row_update` and a branch of the kernel in
-`kernels.row_update_triton`. Training, checkpoints and the cost model read the rest from the record.
+A new optimizer needs a name and a record here, a plain update and a rule in `kernels.row_update`, and a branch of the
+kernel in `kernels.row_update_triton`. Training, checkpoints and the cost model read everything from the record.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NAMES: tuple[str, ...] = get_args(OptimizerName)
 
 @dataclass(frozen=True)
 class RowSlot:
-    """State tensor with a line for each row of a table: one number for each of the row's, or one for all of them."""
+    """State tensor of the rows of a table: one number for each number of a row, or one for the whole row."""
 
     name: str
-    """As checkpoints and the plain update call it."""
+    """Name in checkpoints, and parameter of the plain update."""
     per_row: bool = False
-    """One number a row."""
+    """Whether there is one number for the whole row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class OptimizerRecord:
     dense: Callable[..., torch.optim.Optimizer]
     """Builder of the torch optimizer of dense parameters; see `dense_optimizers`."""
     dense_slots: tuple[str, ...]
-    """State of a dense parameter, each of its shape and type. With any, torch counts its steps too."""
+    """State tensors of a dense parameter, each of its shape and type. Where there are any, torch also counts steps."""
     corrects_bias: bool = False
-    """Whether an update depends on the number of the step."""
+    """Whether an update divides by 1 - beta^step."""
 
     def row_state(self, weight: Tensor) -> dict[str, Tensor]:
         """Zero state for the rows of `weight`, by slot, in float32 or wider; memory is committed when it is touched."""
@@ -88,7 +88,7 @@ class OptimizerRecord:
     def dense_optimizer(
         self, groups: dense_optimizers.Groups, eps: float, betas: tuple[float, float]
     ) -> torch.optim.Optimizer:
-        """The torch optimizer of dense parameters, its state made at once so that a checkpoint can load into it.
+        """The torch optimizer of dense parameters, with zero state that a checkpoint can load into.
 
         Learning rates of groups may be 0-dim tensors on the GPU that all their parameters are on.
         """

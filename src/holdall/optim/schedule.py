@@ -1,7 +1,7 @@
-"""The learning rate over a run: linear warm-up, a plateau, polynomial decay.
+"""Schedule of the learning rate over a run: linear warm-up, a plateau, polynomial decay.
 
-DLRM's reference schedule is `power=2, end_factor=0`. Nothing is kept between calls: a resumed run asks for the step
-it is at and gets the same factor.
+DLRM's reference schedule is `power=2, end_factor=0`. A factor depends on the step alone, so a resumed run gets the same
+factors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdall.common.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Factor on the learning rate by step; constant 1 unless told otherwise.
+    """Factor on the learning rate by step; constant 1 by default.
 
     With w warm-up steps, decay from step s over d steps, power p, end factor e, and step counted from 0:
 
@@ -24,11 +24,11 @@ class Schedule:
     """
 
     warmup_steps: int = 0
-    """Steps in which the factor rises linearly to 1; the first of them already learns. 0: no warm-up."""
+    """Number of steps in which the factor rises linearly to 1, from above 0. 0: no warm-up."""
     decay_start: int = 0
     """First step of the decay."""
     decay_steps: int = 0
-    """Steps the decay takes. 0: no decay."""
+    """Number of steps of the decay. 0: no decay."""
     power: float = 2.0
     """1 is linear, 2 is DLRM's."""
     end_factor: float = 0.0
@@ -49,7 +49,7 @@ class Schedule:
             )
 
     def factor(self, step: int) -> float:
-        """What to multiply the learning rate by for the update number `step`, counted from 0."""
+        """Factor on the learning rate of the update number `step`, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if not self.decay_steps or step < self.decay_start:
