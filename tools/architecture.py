@@ -108,7 +108,7 @@ def drawing(theme: str) -> str:
 def summary(path: Path) -> str:
     """The first sentence of a module's docstring; up to its first colon or semicolon where it is long."""
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = " ".join(re.split(r"\n\n|(?<=[\w`)])\.(?:\s|$)", docstring, maxsplit=1)[0].split())
+    sentence = " ".join(re.split(r"\n\n|(?<=[\w`)\]])\.(?:\s|$)", docstring, maxsplit=1)[0].split())
     return sentence if len(sentence) <= LONG else re.split(r"[:;](?:\s|$)", sentence, maxsplit=1)[0]
 
 
