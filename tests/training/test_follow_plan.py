@@ -1,4 +1,4 @@
-"""Training by a plan: tables go where it says, the model is that of plain training, contradictions are named."""
+"""Training by a plan: tables are placed by it, the model is that of plain training, contradictions are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hot batches through the trainer: rows fetched ahead across phases, and what is cut short."""
+"""Hot batches through the trainer: rows are prefetched across phases, and runs can stop within one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", NAMES)
 def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path, optimizer: str) -> None:
-    """Fetching goes on while hot batches are computed, and over evaluations and saves in the middle."""
+    """Rows are fetched while hot batches are computed, and across evaluations and saves."""
     config = CONFIG.replace(optimizer=optimizer, save_every=31, evaluate_every=17)  # type: ignore[arg-type]
     train(data, tmp_path / "0", config, quiet=True)
     for prefetch in (1, 4):
@@ -112,7 +112,7 @@ def test_stopped_anywhere_and_resumed(data: Path, tmp_path: Path, stop: int, pre
 def test_rows_that_were_never_written_are_not_fetched(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    """The device knows how they begin: it is told which they are, a byte a row, and gets the others."""
+    """The device computes their initial values: it gets a byte a row that marks them, and the other rows."""
     row_bytes = 4 * 4 + 4
     written: set[int] = set()
     expected = written_back = 0

@@ -1,4 +1,4 @@
-"""Hot and cold batches: every sample once an epoch, hot ones apart, phases that follow the loss, places to resume."""
+"""Loader of hot and cold batches: every sample once an epoch, phases that follow the loss, positions to resume at."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_hot(split: DataSet, share: float = 0.6) -> np.ndarray:
 
 
 def seen(loader: HotColdLoader, epoch: int = 0, start: int = 0) -> list[tuple[str, list[tuple[float, ...]]]]:
-    """Kind and samples, told by their dense values, of every batch."""
+    """Kind and samples, identified by their dense values, of every batch."""
     found = []
     for segment in loader.segments(epoch, start):
         batches = list(islice(segment.batches, segment.num_batches))
@@ -40,7 +40,7 @@ def of_kind(batches: list[tuple[str, list[tuple[float, ...]]]], kind: str) -> li
 
 
 def dealt(num_cold: int, num_hot: int, rate: float, monkeypatch: pytest.MonkeyPatch, split: DataSet) -> list[str]:
-    """The kinds of an epoch's batches, of one sample each, with the rate held."""
+    """The kinds of an epoch's batches, of one sample each, at a fixed rate."""
     monkeypatch.setattr(HotColdLoader, "num_batches", num_cold + num_hot)
     monkeypatch.setattr(HotColdLoader, "num_batches_of", lambda _, kind: num_hot if kind == "hot" else num_cold)
     loader = HotColdLoader(split, is_hot(split), 1)
@@ -84,7 +84,7 @@ def test_kinds_take_turns_at_the_rate(split: DataSet) -> None:
 @pytest.mark.parametrize("rate", [1.0, 0.5, 1 / 16, 1 / 64, 1 / 128])
 @pytest.mark.parametrize(("cold", "hot"), [(132, 71), (71, 132), (1, 200), (200, 1), (40, 40), (3, 1)])
 def test_kinds_end_together(split: DataSet, monkeypatch: pytest.MonkeyPatch, rate: float, cold: int, hot: int) -> None:
-    """After every cycle the hot batches given are the nearest number to their share of all."""
+    """After every cycle the number of hot batches used is the nearest to their share of all."""
     kinds = dealt(cold, hot, rate, monkeypatch, split)
     assert (kinds.count("cold"), kinds.count("hot")) == (cold, hot)
     size = max(1, round(rate * (cold + hot)))

@@ -1,4 +1,4 @@
-"""`--l2`: what it adds to the loss, for every model, and what it does to rows."""
+"""`--l2`: its part of the loss, for every model, and its effect on rows."""
 
 from __future__ import annotations
 

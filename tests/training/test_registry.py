@@ -1,4 +1,4 @@
-"""Every registered strategy: it has a class, trains, and behaves as its capabilities say."""
+"""Every registered strategy: it has a class, trains, and has the capabilities of its record."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_order_of_samples_gives_the_same_model(data: Path, tmp_path: Pa
 
 
 def capabilities(data: str, out: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """What a strategy of several processes has, after some steps."""
+    """Observed capabilities of a strategy of several processes, after some steps."""
     with process_group(torch.device("cpu"), timeout=20) as processes:
         config = TrainConfig.of(**settings)
         trainer = Trainer(Path(data), Path(out), config, quiet=True, processes=processes)

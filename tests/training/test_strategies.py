@@ -1,4 +1,4 @@
-"""Strategies through the trainer: the same model where they promise it, resumable, and clear about what cannot be."""
+"""Strategies through the trainer: the same model where they promise it, resumable; bad combinations are named."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_resuming_from_disk_after_a_crash(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_goes_from_one_strategy_to_another(data: Path, tmp_path: Path) -> None:
-    """What was trained on disk is a plain model, and the other way round."""
+    """A model trained on disk loads as a plain one, and the reverse."""
     train(data, tmp_path / "disk", SPLIT.replace(tail="disk"), quiet=True)
     train(data, tmp_path / "plain", SMALL, quiet=True)
     model, _, schema, _ = load_model(tmp_path / "disk")

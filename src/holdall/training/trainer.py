@@ -142,6 +142,7 @@ class Trainer:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def run(self, interrupt: Interrupt | None = None) -> dict[str, Any]:
+        """Train to the last step, or until early stopping; returns results and statistics of the run."""
         self._interrupt = self._interrupt if interrupt is None else interrupt
         self._logged_at = started = time.perf_counter()
         first_step = self.step
