@@ -45,7 +45,7 @@ class PrepareConfig:
     test: float = 0.1
     """Fraction of the rows for the test split, by a hash; not used where the last file or users' last events are it."""
     split: Literal["random", "time"] = "random"
-    """How valid and test are chosen: at random, or (avazu) the last hours of the log."""
+    """Choice of the valid and test rows: random, or (avazu) the last hours of the log."""
     test_from_last_file: bool = False
     """Take the last source file as the test split, as for files in time order."""
     negatives: int = 4

@@ -24,7 +24,7 @@ from holdall.data.sources import find_sources
 Read = Callable[[Path], Generator[Rows]]
 
 
-def nothing_more(folder: Path, schema: Schema) -> None:
+def no_further_files(folder: Path, schema: Schema) -> None:
     """`finish` of a data set that has splits and id maps only."""
 
 
@@ -37,7 +37,7 @@ class RawData:
     """Files in the order of reading: those that are joined to others come first."""
     read: Read
     """The rows of one file. A file that is only joined with others gives no rows, but the lines it refused."""
-    finish: Callable[[Path, Schema], None] = nothing_more
+    finish: Callable[[Path, Schema], None] = no_further_files
     """Writes further files into the folder, once ids are known."""
     counts: dict[str, int] = field(default_factory=dict)
     """Irregularities that were accepted, counted by name while reading; stored in `schema.json` under `source`."""

@@ -136,7 +136,7 @@ def values_of(dtype: Any, feature: RawFeature) -> Any:
 
 
 def explain(raw: pl.DataFrame, fine: pl.DataFrame, rows: list[int], layout: Layout) -> dict[int, str]:
-    """Why each of these rows is refused: its first value that is not fine."""
+    """Reason why each of these rows is refused: its first invalid value."""
     columns = {"label": layout.label} | {f"dense{index}": dense.column for index, dense in enumerate(layout.dense)}
     reasons = {}
     for row in rows:

@@ -45,7 +45,7 @@ class Feature:
 
     @property
     def num_ranked(self) -> int:
-        """How many ids, from 0 on, are in popularity order: a prefix of at most this length is the hottest ids."""
+        """Number of ids, from 0 on, in popularity order: a prefix of at most this length has the hottest ids."""
         return self.num_rows if self.ordered_from is None else self.ordered_from
 
 

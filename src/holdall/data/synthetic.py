@@ -140,7 +140,7 @@ def write_prepared(
 
 
 def count_ids(config: SyntheticConfig, stop: int) -> list[npt.NDArray[np.int64]]:
-    """How often each id of each feature occurs in the first `stop` rows."""
+    """Occurrences of each id of each feature in the first `stop` rows."""
     counts = [np.zeros(num_ids, dtype=np.int64) for num_ids in config.cardinalities]
     for block in range(-(-stop // BLOCK_ROWS)):
         size = min(BLOCK_ROWS, config.rows - block * BLOCK_ROWS)

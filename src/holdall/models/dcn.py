@@ -51,7 +51,7 @@ class DCNConfig(ModelConfig):
         if self.structure not in ("stacked", "parallel"):
             raise ConfigError(f"structure must be 'stacked' or 'parallel', not {self.structure!r}")
 
-    def around(
+    def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> DCN:
         return DCN(self, bags, schema.num_dense, generator=generator, device=device)

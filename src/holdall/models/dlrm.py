@@ -37,7 +37,7 @@ class DLRMConfig(ModelConfig):
         if self.interaction not in ("dot", "concat"):
             raise ConfigError(f"interaction must be 'dot' or 'concat', not {self.interaction!r}")
 
-    def around(
+    def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> DLRM:
         return DLRM(self, bags, schema.num_dense, generator=generator, device=device)

@@ -105,10 +105,10 @@ class ModelConfig(ABC):
             device=device,
             dense_device=dense_device,
         )
-        return self.around(bags, schema, generator, device)
+        return self.with_tables(bags, schema, generator, device)
 
     @abstractmethod
-    def around(
+    def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> Model:
         """The model with these tables, its other parts freshly initialised."""

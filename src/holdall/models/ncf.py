@@ -66,7 +66,7 @@ class NCFConfig(ModelConfig):
     def dim(self) -> int:
         return self.gmf_dim + (self.tower[0] // 2 if self.tower else 0)
 
-    def around(
+    def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> NCF:
         positions = [schema.features.index(feature) for feature in self.reads(schema).features]

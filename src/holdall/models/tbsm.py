@@ -64,7 +64,7 @@ class TBSMConfig(ModelConfig):
         FeatureRoles.of(schema)  # raises for a missing feature, before tables are built
         return schema
 
-    def around(
+    def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> TBSM:
         roles = FeatureRoles.of(schema)

@@ -25,7 +25,7 @@ BLOCK_ROWS = 1 << 18
 def hot_rows(
     counts: Mapping[str, Array], row_bytes: int | Mapping[str, int], budget: int, *, at_most: Mapping[str, int] = {}
 ) -> dict[str, int]:
-    """How many rows of each table are hot, so that all hot rows together take at most `budget` bytes.
+    """Number of hot rows of each table, where all hot rows take at most `budget` bytes.
 
     The value of a row is its lookups per byte, and rows are taken in the order of their value over all tables; no table
     has a share of its own. `counts` holds the lookups of every row of a table, in the order of its ids; where they are

@@ -149,7 +149,7 @@ class RenumberedFolder:
         return dataclasses.replace(columns, ids=ids, bags=bags)
 
     def _write_items(self, out: Path, schema: Schema) -> None:
-        """What implicit data sets have besides: items by id, and ranking cases."""
+        """Renumber the further files of implicit data sets: items by id, and ranking cases."""
         if not (self.folder / ITEMS_FILE).exists():
             return
         items = ItemTable.load(self.folder, self.schema)
