@@ -12,7 +12,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.optim.records import NAMES
-from holdall.tables import Quantized
+from holdall.tables import Hashed, Quantized
 
 ROWS = {"a": 50, "b": 7}
 
@@ -94,6 +94,26 @@ def test_lazy_adam_equals_sparse_adam() -> None:
         dense.step()
     for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_of_the_user_has_the_gradients_that_the_optimizer_needs(name: str) -> None:
+    """Built with torch's dense gradients, also when the first backward ran before the optimizer was made."""
+    results = []
+    for sparse in (True, False):
+        table = Hashed(buckets=9).build(30, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        table.use_sparse_gradients(sparse)
+        table.rows(torch.tensor([3, 3, 7])).square().sum().backward()
+        optimizers = Optimizers(table, OptimizerConfig(name=name, lr=0.1))
+        optimizers.step()
+        optimizers.zero_grad()
+        table.rows(torch.tensor([3, 8])).square().sum().backward()
+        (parameter,) = table.parameters()
+        assert parameter.grad is not None
+        assert parameter.grad.is_sparse
+        optimizers.step()
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
 def test_rowwise_adagrad_on_planted_numbers() -> None:

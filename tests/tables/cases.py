@@ -1,6 +1,9 @@
-"""The methods that the behaviour suite runs over: small settings of each, by a readable name."""
+"""Methods that the behaviour suites run over, small settings of each by a readable name, and tables of them."""
 
 from __future__ import annotations
+
+import torch
+from torch import Tensor
 
 from holdall.tables import (
     Clustered,
@@ -15,6 +18,7 @@ from holdall.tables import (
     QuotientRemainder,
     Robe,
     Sketch,
+    Table,
     TensorRing,
     TensorTrain,
 )
@@ -106,3 +110,19 @@ FITTABLE: dict[str, Method] = {
 
 SHAPES = [(37, 8), (101, 1), (64, 16), (1, 4), (53, 12)]
 """(num_rows, dim): prime, odd, tiny and dim 1."""
+
+BAGS = torch.tensor([0, 3, 3, 4, 9])  # with an empty bag in the middle and the end given
+
+
+def build(method: Method, num_rows: int = 37, dim: int = 8, **options: object) -> Table:
+    options.setdefault("dtype", torch.float64)
+    options.setdefault("init_std", 1.0)
+    torch.manual_seed(0)
+    return method.build(num_rows, dim, **options)
+
+
+def some_ids(num_rows: int, count: int = 9) -> Tensor:
+    """Ids with both ends of the table and forced duplicates."""
+    ids = torch.randint(num_rows, (count,), generator=torch.Generator().manual_seed(1))
+    ids[0], ids[1], ids[2] = 0, num_rows - 1, num_rows - 1
+    return ids

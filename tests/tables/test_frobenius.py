@@ -80,7 +80,8 @@ def test_large_ids_use_the_factors_of_exact_integers(num_rows: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant")  # a warning of torch's Adagrad
 def test_ten_billion_rows_train_in_a_few_megabytes() -> None:
-    table = Frobenius(rank=2, terms=1).build(10**10, 128, init_std=0.5, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    table = Frobenius(rank=2, terms=1).build(10**10, 128, init_std=0.5, generator=generator, sparse=True)
     assert table.num_bytes() == 4 * 2 * (2 * 100_000 + 128)
     ids, target = torch.tensor([[9_999_999_999], [5_000_050_001], [12]]), torch.ones(3, 128)
     optimizer = torch.optim.Adagrad(table.parameters(), lr=0.1)
@@ -115,10 +116,11 @@ def test_sparse_gradients_are_the_dense_ones(fast: bool) -> None:
 
 def test_a_table_with_sparse_gradients_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdall.tables.frobenius.SPARSE_SIDE", 7)
-    table = Frobenius(3, 2).build(37, 8, mode="mean", padding_idx=4)
+    table = Frobenius(3, 2).build(37, 8, mode="mean", padding_idx=4, sparse=True)
     assert set(table.row_parameters()) == {"left", "right"}
     for _ in range(2):
         table(torch.tensor([[4, 36], [1, 2]])).sum().backward()
+    assert table.left.grad.is_sparse
     twice = table.left.grad.to_dense()
     monkeypatch.setattr("holdall.tables.frobenius.SPARSE_SIDE", 8)
     dense = Frobenius(3, 2).build(37, 8, mode="mean", padding_idx=4)

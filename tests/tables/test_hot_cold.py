@@ -49,7 +49,7 @@ def test_rows_come_in_the_order_asked_for(hot_rows: int, ids: list[int]) -> None
 
 
 def test_gradients_go_to_the_part_a_row_lives_in() -> None:
-    table = planted(4)
+    table = planted(4, sparse=True)
     table.rows(torch.tensor([9, 1, 4, 1])).mul(torch.tensor([[1.0], [10.0], [100.0], [1000.0]])).sum().backward()
     assert table.hot.weight.grad.is_sparse
     assert table.hot.weight.grad.to_dense()[:, 0].tolist() == [0, 1010, 0, 0]
@@ -62,7 +62,7 @@ def test_fixed_shapes_give_the_same_rows_and_gradients(hot_rows: int, ids: list[
     """As on a GPU: both parts compute a row for every id, and no other row is touched."""
     results = []
     for fixed in (False, True):
-        table = planted(hot_rows)
+        table = planted(hot_rows, sparse=True)
         table.fixed_shapes = fixed
         rows = table(torch.tensor(ids, dtype=torch.int64)[:, None])
         rows.mul(1 + torch.arange(len(ids))[:, None]).sum().backward()

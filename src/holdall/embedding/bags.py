@@ -75,6 +75,7 @@ class EmbeddingBags(nn.Module):
     ) -> None:
         self.tables = nn.ModuleDict({module_name(name): table for name, table in tables.items()})
         for table in tables.values():
+            table.use_sparse_gradients()  # a dense gradient would cost all rows at every step
             table.check_bounds = False  # `check` does it for all of them at once, and can name the feature
         self.set_packs(pack_tables(tables, generator, device) if self.fused else [])
         self.vector_dtype = self._vector_dtype

@@ -87,7 +87,10 @@ class _ModelTable:
     weight: Tensor
 
     def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {"padding_idx": getattr(self.module, "padding_idx", None)}
+        options: dict[str, Any] = {
+            "padding_idx": getattr(self.module, "padding_idx", None),
+            "sparse": getattr(self.module, "sparse", False),
+        }
         if isinstance(self.module, nn.EmbeddingBag | Table):
             options |= {"mode": self.module.mode, "include_last_offset": self.module.include_last_offset}
         return options

@@ -53,7 +53,9 @@ class RowGroup:
         grad = self.parameter.grad
         if grad is None:
             return None
-        assert grad.is_sparse, "row parameters have sparse gradients"
+        if not grad.is_sparse:  # of a backward before the optimizer, which makes gradients sparse
+            ids = grad.flatten(1).any(1).nonzero()[:, 0]
+            return RowGradient(ids, grad.index_select(0, ids))
         return RowGradient(grad._indices()[0], grad._values())
 
     def replace_gradient(self, gradient: RowGradient) -> None:
@@ -126,7 +128,8 @@ class RowGroup:
 
 
 def find_row_groups(model: nn.Module, record: OptimizerRecord) -> Iterator[RowGroup]:
-    """All parameters of the model that are updated by row. Packs start to collect their gradients."""
+    """All parameters of the model that are updated by row. Packs start to collect their gradients, and
+    the other tables give sparse ones."""
     full_names = {id(parameter): name for name, parameter in model.named_parameters()}
     packed: set[int] = set()
     for module in model.modules():
@@ -143,6 +146,7 @@ def find_row_groups(model: nn.Module, record: OptimizerRecord) -> Iterator[RowGr
                 yield RowGroup(names, record, pack, torch.empty(0))
     for module in model.modules():
         if isinstance(module, Table):
+            module.use_sparse_gradients()
             for parameter in module.row_parameters().values():
                 if parameter.requires_grad and id(parameter) not in packed:
                     packed.add(id(parameter))

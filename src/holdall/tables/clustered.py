@@ -73,7 +73,7 @@ class Clustered(Method):
 
 
 class ClusteredTable(Table):
-    """`assignment` [num_rows], a buffer of small integers, and `centroids` [clusters, dim] with sparse gradients."""
+    """`assignment` [num_rows], a buffer of small integers, and `centroids` [clusters, dim], gathered by row."""
 
     def __init__(self, method: Clustered, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
@@ -91,7 +91,7 @@ class ClusteredTable(Table):
         self.assignment: Tensor
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(self.assignment.index_select(0, ids).long(), self.centroids, sparse=True)
+        return F.embedding(self.assignment.index_select(0, ids).long(), self.centroids, sparse=self.sparse)
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"centroids": self.centroids}

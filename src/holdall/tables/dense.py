@@ -41,7 +41,7 @@ class Dense(Method):
 
 
 class DenseTable(Table):
-    """`weight` [num_rows, dim], with sparse gradients: a step costs the rows it touches, not those stored."""
+    """`weight` [num_rows, dim]; with `sparse` a step costs the rows it touches, not those stored."""
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
@@ -67,7 +67,7 @@ class DenseTable(Table):
             self.weight[self.padding_idx].zero_()
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight, sparse=True)
+        return F.embedding(ids, self.weight, sparse=self.sparse)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         if self.mode == "max":  # torch has no sparse gradient for max: pool the distinct rows instead
@@ -78,7 +78,7 @@ class DenseTable(Table):
             self.weight,
             offsets,
             mode=self.mode,
-            sparse=True,
+            sparse=self.sparse,
             per_sample_weights=None if per_sample_weights is None else per_sample_weights.reshape(-1),
             include_last_offset=self.include_last_offset,
             padding_idx=self.padding_idx,

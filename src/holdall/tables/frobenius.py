@@ -91,7 +91,7 @@ class Frobenius(Method):
 class FrobeniusTable(Table):
     """`left` and `right` [q, terms*rank] with term-major columns, and `basis` [rank, dim].
 
-    Gradients are dense up to `SPARSE_SIDE`, for any optimizer, and sparse for left and right beyond it.
+    With `sparse`, gradients of left and right are sparse beyond `SPARSE_SIDE`. All others are dense.
     """
 
     def __init__(self, method: Frobenius, num_rows: int, dim: int, options: TableOptions):
@@ -99,7 +99,7 @@ class FrobeniusTable(Table):
         self.fast = True
         """False for the plain reference of the kernel, in tests."""
         self.rank, self.terms, self.side = method.rank, method.terms, grid_side(num_rows)
-        self.sparse = self.side > SPARSE_SIDE
+        self.has_large_sides = self.side > SPARSE_SIDE
         # Given signs on the left and basis columns of one norm, every number of a row is a sum of independent Gaussians
         # of the right with the same total variance: exactly Gaussian, whatever rank, terms and dim are. The deviation
         # is sqrt(terms) * left * right * column norm, and the three factors have the same root mean square.
@@ -120,13 +120,17 @@ class FrobeniusTable(Table):
 
     def _sums(self, ids: Tensor, starts: Tensor | None, scale: Tensor | None) -> Tensor:
         factors = (self.left, self.right, self.basis)
-        return frobenius_bags(*factors, ids, starts, scale, sparse=self.sparse, fast=self.fast)
+        return frobenius_bags(*factors, ids, starts, scale, sparse=self._gives_sparse, fast=self.fast)
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
-        return {"left": self.left, "right": self.right} if self.sparse else {}
+        return {"left": self.left, "right": self.right} if self.has_large_sides else {}
+
+    @property
+    def _gives_sparse(self) -> bool:
+        return self.sparse and self.has_large_sides
 
     def kernel_group(self) -> Hashable | None:
-        if self.sparse or self.mode == "max" or self.padding_idx is not None or not self.fast:
+        if self._gives_sparse or self.mode == "max" or self.padding_idx is not None or not self.fast:
             return None
         return self.rank, self.terms, self.dim, self.basis.dtype, self.basis.device
 

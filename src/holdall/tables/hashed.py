@@ -56,7 +56,7 @@ class Hashed(Method):
 
 
 class HashedTable(Table):
-    """`weight` [buckets, dim], with sparse gradients."""
+    """Stored rows [buckets, dim], a row parameter."""
 
     method: Hashed
 
@@ -80,7 +80,7 @@ class HashedTable(Table):
         return hash_buckets(ids, self.num_buckets, self.method.seed)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(self.buckets(ids), self.weight, sparse=True)
+        return F.embedding(self.buckets(ids), self.weight, sparse=self.sparse)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         # Pooling the stored rows directly avoids finding the distinct ids. Not for max, which has no sparse gradient in
@@ -93,7 +93,7 @@ class HashedTable(Table):
             self.weight,
             offsets,
             mode=self.mode,
-            sparse=True,
+            sparse=self.sparse,
             per_sample_weights=None if per_sample_weights is None else per_sample_weights.reshape(-1),
             include_last_offset=self.include_last_offset,
         )

@@ -62,7 +62,7 @@ class MemCom(Method):
 
 
 class MemComTable(Table):
-    """`shared` [buckets, dim], `scale` [num_rows, 1] and, with bias, `shift` [num_rows, 1]: all gradients sparse."""
+    """`shared` [buckets, dim], `scale` [num_rows, 1] and, with bias, `shift` [num_rows, 1]: all gathered by row."""
 
     method: MemCom
 
@@ -93,8 +93,10 @@ class MemComTable(Table):
         return ids % self.num_buckets
 
     def _rows(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(self.buckets(ids), self.shared, sparse=True) * F.embedding(ids, self.scale, sparse=True)
-        return rows if self.shift is None else rows + F.embedding(ids, self.shift, sparse=True)
+        rows = F.embedding(self.buckets(ids), self.shared, sparse=self.sparse) * F.embedding(
+            ids, self.scale, sparse=self.sparse
+        )
+        return rows if self.shift is None else rows + F.embedding(ids, self.shift, sparse=self.sparse)
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         named = {"shared": self.shared, "scale": self.scale, "shift": self.shift}

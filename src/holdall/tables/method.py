@@ -37,6 +37,9 @@ class TableOptions:
     padding_idx: int | None = None
     """Id that contributes nothing to its bag and gets no gradient."""
     include_last_offset: bool = False
+    sparse: bool = False
+    """Whether gradients of row parameters are sparse. False works with every torch optimizer, but costs memory and time
+    for all rows at every step; `EmbeddingBags` and `Optimizers` ask for sparse ones themselves."""
     init_std: float | None = None
     """Standard deviation of the initial rows; `dense_std(num_rows)` when None."""
     dtype: torch.dtype = torch.float32
@@ -75,6 +78,8 @@ class Method(ABC):
             raise ConfigError(f"unknown option for a {self.name} table: {error}") from None
         if parsed.mode not in ("sum", "mean", "max"):
             raise ConfigError(f"mode must be 'sum', 'mean' or 'max', not {parsed.mode!r}")
+        if not isinstance(parsed.sparse, bool):
+            raise ConfigError(f"sparse must be True or False, not {parsed.sparse!r}")
         if parsed.padding_idx is not None and not 0 <= parsed.padding_idx < num_rows:
             raise ConfigError(f"padding_idx {parsed.padding_idx} is not a row of a table of {num_rows} rows")
         return self._build(num_rows, dim, parsed)

@@ -67,7 +67,7 @@ class MixedDimension(Method):
 
 
 class MixedDimensionTable(Table):
-    """`narrow`, a table [num_rows, k], dense with sparse gradients or rounded, and `projection` [k, dim].
+    """`narrow`, a table [num_rows, k], dense or rounded, and `projection` [k, dim].
 
     Fresh rows are exactly Gaussian: N is, and the columns of P have one norm. Both have the same root mean square, so
     that an optimizer with one learning rate trains both.

@@ -275,8 +275,8 @@ class LearnedRoundingTable(Table):
             self.weight[self.padding_idx].zero_()
 
     def _rows(self, ids: Tensor) -> Tensor:
-        weight = F.embedding(ids, self.weight, sparse=True)
-        codes, step = _rounded(weight, F.embedding(ids, self.log_step, sparse=True))
+        weight = F.embedding(ids, self.weight, sparse=self.sparse)
+        codes, step = _rounded(weight, F.embedding(ids, self.log_step, sparse=self.sparse))
         return codes * step
 
     def row_parameters(self) -> dict[str, nn.Parameter]:

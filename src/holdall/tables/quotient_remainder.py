@@ -77,7 +77,7 @@ class QuotientRemainder(Method):
 
 
 class QuotientRemainderTable(Table):
-    """`remainder` [buckets, width] and `quotient` [ceil(num_rows / buckets), width], both with sparse gradients."""
+    """`remainder` [buckets, width] and `quotient` [ceil(num_rows / buckets), width], both gathered by row."""
 
     method: QuotientRemainder
 
@@ -113,10 +113,10 @@ class QuotientRemainderTable(Table):
 
     def _rows(self, ids: Tensor) -> Tensor:
         quotients, remainders = self.digits(ids)
-        rows = F.embedding(remainders, self.remainder, sparse=True)
+        rows = F.embedding(remainders, self.remainder, sparse=self.sparse)
         if self.quotient is None:
             return rows
-        other = F.embedding(quotients, self.quotient, sparse=True)
+        other = F.embedding(quotients, self.quotient, sparse=self.sparse)
         if self.method.operation == "mult":
             return rows * other
         return rows + other if self.method.operation == "add" else torch.cat([rows, other], dim=1)

@@ -85,7 +85,7 @@ class Robe(Method):
 
 
 class RobeTable(Table):
-    """`array` [size / block, block], with sparse gradients."""
+    """`array` [size / block, block], gathered by row."""
 
     method: Robe
 
@@ -112,7 +112,7 @@ class RobeTable(Table):
 
     def _rows(self, ids: Tensor) -> Tensor:
         places, signs = self.places(ids)
-        blocks = F.embedding(places, self.array, sparse=True)
+        blocks = F.embedding(places, self.array, sparse=self.sparse)
         if signs is not None:
             blocks = blocks * signs[:, :, None]
         return blocks.flatten(1)[:, : self.dim]

@@ -66,7 +66,7 @@ class Sketch(Method):
 
 
 class SketchTable(Table):
-    """`stored` [num_rows, k] with sparse gradients, and the buffer `transform` [k, dim]."""
+    """`stored` [num_rows, k], gathered by row, and the buffer `transform` [k, dim]."""
 
     method: Sketch
     transform: Tensor
@@ -99,7 +99,7 @@ class SketchTable(Table):
             row, column = row + k, column + n
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.stored, sparse=True) @ self.transform
+        return F.embedding(ids, self.stored, sparse=self.sparse) @ self.transform
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"stored": self.stored}

@@ -32,6 +32,8 @@ class Table(nn.Module):
         self.mode = options.mode
         self.padding_idx = options.padding_idx
         self.include_last_offset = options.include_last_offset
+        self.sparse = options.sparse
+        """Whether gradients of `row_parameters` are sparse; set it with `use_sparse_gradients`."""
         self.check_bounds = True
         """False only where a caller has checked the same ids already, as `EmbeddingBags` does."""
         self.fit_error: float | None = None
@@ -47,11 +49,17 @@ class Table(nn.Module):
         raise ConfigError(f"{table.method.name} has no fit to given rows; train it from the start instead")
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
-        """Parameters that are gathered by row, whose gradients are sparse and whose updates touch only touched rows.
+        """Parameters that are gathered by row: with `sparse` their gradients are, and updates touch only touched rows.
 
-        All others are small enough for a dense gradient.
+        All others are small enough for a dense gradient, and always have one.
         """
         return {}
+
+    def use_sparse_gradients(self, sparse: bool = True) -> None:
+        """Give the row parameters sparse gradients from now on, or dense ones; the tables inside this one too."""
+        for part in self.modules():
+            if isinstance(part, Table):
+                part.sparse = sparse
 
     @property
     def device(self) -> torch.device:
