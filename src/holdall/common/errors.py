@@ -1,7 +1,8 @@
 """Errors for users: each message names what went wrong, where, and the cure.
 
 A user can fix whatever raises a `HoldallError`; the command line prints its message without a traceback and exits with
-2. A broken invariant of Holdall is an `assert`, and shows its traceback.
+2. A broken invariant of Holdall is an `assert`, and shows its traceback. Each class also derives from the error that
+Python and PyTorch raise in such a place, so that code which expects that one catches it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class HoldallError(Exception):
     """Base of every error a user can cause and cure."""
 
 
-class ConfigError(HoldallError):
+class ConfigError(HoldallError, ValueError):
     """Option, or combination of options, that cannot work."""
 
 
@@ -26,7 +27,7 @@ class IdError(HoldallError, IndexError):
     """Lookup of a row that the table does not have, or offsets that do not describe bags."""
 
 
-class TierError(HoldallError):
+class TierError(HoldallError, RuntimeError):
     """Rows that could not be fetched to the device or written back."""
 
 
