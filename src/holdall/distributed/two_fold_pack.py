@@ -90,7 +90,7 @@ class TwoFoldPack(DensePack):
         self.dim, self.dtype = host.storage.shape[1], host.storage.dtype
         self.vector_dtype = host.vector_dtype
         self.hot_reduction: RowReduction = "auto"
-        self.collects, self.gradients = False, []
+        self.collects, self.gradients, self._stand_ins = False, [], []
         self.slots: dict[str, Tensor] = {}
         self.host_slots: dict[str, HostRows] = {}
         self.step_rows: StepRows | None = None
@@ -292,7 +292,7 @@ class TwoFoldPack(DensePack):
     def _own_sums(self) -> tuple[Tensor, Tensor]:
         """Distinct rows of the storage with a gradient, ascending, and their gradients in float32 or wider."""
         dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        if not self.gradients:
+        if not self.collected():
             empty = torch.empty(0, dtype=torch.int64, device=self.device)
             return empty, torch.empty(0, self.dim, dtype=dtype, device=self.device)
         rows, sums = sum_by_row(join(self.gradients))

@@ -58,6 +58,7 @@ class EmbeddingBags(nn.Module):
         self._vector_dtype: torch.dtype | None = None
         self._set_tables(tables, generator, device)
         self._limits = torch.tensor([tables[name].num_rows for name in self.features.values()])
+        self.register_load_state_dict_post_hook(_repack)  # `assign=True` replaces the weights
 
     @property
     def vector_dtype(self) -> torch.dtype | None:
@@ -207,12 +208,26 @@ class EmbeddingBags(nn.Module):
     def _check_feature(self, ids: Ids, position: int) -> None:
         check_feature(ids, position, list(self.features)[position], int(self._limits[position]))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State for copies and pickles, without the plan: it refers to tensors and kernels of these very tables."""
+        return {name: value for name, value in self.__dict__.items() if name != "_plan"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.plan_lookups()
+
     def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingBags:
         super()._apply(fn, recurse)
-        for pack in self.packs:
-            pack.repack()
-        self.plan_lookups()
+        _repack(self)
         return self
+
+
+def _repack(bags: nn.Module, _: Any = None) -> None:
+    """Lay packed tables out anew if they were moved, cast or replaced."""
+    assert isinstance(bags, EmbeddingBags)
+    for pack in bags.packs:
+        pack.repack()
+    bags.plan_lookups()
 
 
 def module_name(name: str) -> str:

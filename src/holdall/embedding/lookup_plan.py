@@ -121,11 +121,12 @@ class LookupPlan:
         """Route of the features at `positions` (None: all), for ids on this device.
 
         A pack's storage is read where the pack collects gradients for an optimizer, or where autograd is off;
-        otherwise gradients belong into `weight.grad`, and tables are called one by one.
+        otherwise gradients belong into `weight.grad`, and tables are called one by one, as they are where
+        `torch.func.functional_call` replaces their weights.
         """
         chosen = None if positions is None else tuple(positions)
         learns = torch.is_grad_enabled()
-        reads = tuple([pack.collects or not learns for pack in self.packs])
+        reads = tuple([(pack.collects or not learns) and not pack.is_replaced() for pack in self.packs])
         key = (chosen, reads, ids.values.device, default_path())
         route = self._routes.get(key)
         if route is None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from holdall.embedding.dense_pack import DensePack
+from holdall.embedding.pack_lookup import give_to_pack
 from holdall.kernels.frobenius import Factors, fits_triton, fused_gradients
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.side_stream import beside
@@ -191,7 +192,9 @@ class MixedLookup(torch.autograd.Function):
             numbers, ids, sources = rows[3 * i : 3 * i + 3]
             bags = plan.bags_of(part, grad.shape[0], grad.device)
             gradient = RowGradient(numbers, grad.view(-1, grad.shape[-1]), bags, sorted=(ids, sources))
-            part.pack.gradients.append(gradient)
+            start = 4 + len(found)
+            learns = ctx.needs_input_grad[start : start + len(part.pack.tables)]
+            give_to_pack(ctx, part.pack, gradient, learns)
             found.extend(None for _ in part.pack.tables)
         for group, u in zip(plan.frobenius.values(), us, strict=True):
             found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])

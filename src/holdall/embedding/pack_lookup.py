@@ -6,6 +6,7 @@ it by row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids, features_at
 from holdall.embedding.dense_pack import DensePack
 from holdall.kernels.dispatch import takes_triton
@@ -37,7 +39,7 @@ class PackGroup:
 
     def parameters(self) -> list[Tensor]:
         """Weights of all tables of the pack: what a lookup depends on, for autograd."""
-        return [table.weight for table in self.pack.tables.values()]
+        return [*self.pack.weights()]
 
 
 def look_up_pack(group: PackGroup, ids: Ids) -> Tensor:
@@ -96,6 +98,25 @@ def pack_rows(group: PackGroup, values: Tensor) -> Tensor:
     return PackedLookup.apply(pack, rows, None, None, False, *group.parameters())
 
 
+def give_to_pack(ctx: Any, pack: DensePack, gradient: RowGradient, learns: Sequence[bool]) -> None:
+    """Let a pack collect the gradient of a lookup; `learns` tells which of its tables are not frozen.
+
+    The gradient is no result of the backward, so `torch.autograd.grad` cannot return it.
+    """
+    node = next(node for node, _ in ctx.next_functions if node is not None)
+    try:
+        torch._C._will_engine_execute_node(node)
+    except RuntimeError as error:
+        raise ConfigError(
+            "torch.autograd.grad cannot give gradients of tables that have an optimizer, which collects them by row: "
+            "call backward(), or make the Optimizers later"
+        ) from error
+    if not all(learns):
+        frozen = [name for name, on in zip(pack.tables, learns, strict=True) if not on]
+        gradient = pack.without(gradient, frozen)
+    pack.collect(gradient)
+
+
 class PackedLookup(torch.autograd.Function):
     """Rows of a pack's storage, pooled; the backward gives the gradient to the pack instead of to autograd."""
 
@@ -131,8 +152,8 @@ class PackedLookup(torch.autograd.Function):
             bag_of = torch.repeat_interleave(lengths)
             if ctx.mean:
                 weights = lengths.to(grad.dtype).reciprocal()[bag_of]
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, *(None for _ in ctx.pack.tables))
+        give_to_pack(ctx, ctx.pack, RowGradient(rows.reshape(-1), grad, bag_of, weights), ctx.needs_input_grad[5:])
+        return (None,) * len(ctx.needs_input_grad)
 
 
 def _pinned_rows(storage: Tensor, rows: Tensor) -> Tensor:
@@ -179,5 +200,5 @@ class FusedLookup(torch.autograd.Function):
                 weights = lengths.float().reciprocal()[bag]
             size = lengths.numel() // ctx.num_features
             bag_of = bag % size * ctx.num_features + bag // size
-        ctx.pack.gradients.append(RowGradient(rows.reshape(-1), grad, bag_of, weights))
-        return (None, None, None, None, None, None, None, *(None for _ in ctx.pack.tables))
+        give_to_pack(ctx, ctx.pack, RowGradient(rows.reshape(-1), grad, bag_of, weights), ctx.needs_input_grad[7:])
+        return (None,) * len(ctx.needs_input_grad)

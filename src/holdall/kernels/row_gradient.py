@@ -29,6 +29,8 @@ class RowGradient:
     sorted: tuple[Tensor, Tensor] | None = None
     """The ids in ascending order and the bag of each of their lookups, where the lookup has sorted them; `weights` is
     None then."""
+    is_summed: bool = False
+    """Whether `ids` are distinct and ascending, with one gradient each."""
 
 
 def join(gradients: Sequence[RowGradient]) -> RowGradient:

@@ -41,8 +41,8 @@ class Optimizers:
         tables = {id(p) for module in model.modules() if isinstance(module, Table) for p in module.parameters()}
         self._dense = {n: p for n, p in model.named_parameters() if n not in row_names and p.requires_grad}
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._dense.values() if id(p) not in tables], "lr": config.lr},
-            {"params": [p for p in self._dense.values() if id(p) in tables], "lr": self.table_lr},
+            {"params": [p for p in self._dense.values() if id(p) not in tables], "lr": config.lr, "scalar": 3},
+            {"params": [p for p in self._dense.values() if id(p) in tables], "lr": self.table_lr, "scalar": 4},
         ]
         groups = [group for group in groups if group["params"]]
         self._scalars: StepScalars | None = None
@@ -55,8 +55,17 @@ class Optimizers:
             self._scalars = StepScalars(5, next(iter(devices)))
             self._keys = StepScalars(2, next(iter(devices)), torch.int64)
             for group in groups:
-                group["lr"] = self._scalars.values[4 if id(group["params"][0]) in tables else 3]
+                group["lr"] = self._scalars.values[group["scalar"]]
         self._torch = config.record.dense_optimizer(groups, config.eps, config.betas) if groups else None
+        self._left_out = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+        """Parameters that were frozen when the optimizers were made, and have no state."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy or a pickle: learning rates on a GPU are views of its own scalars again."""
+        self.__dict__.update(state)
+        if self._torch is not None and self._scalars is not None:
+            for group in self._torch.param_groups:
+                group["lr"] = self._scalars.values[group["scalar"]]
 
     @property
     def row_groups(self) -> list[RowGroup]:
@@ -83,6 +92,12 @@ class Optimizers:
         if self._torch is not None and self._scalars is None:
             for group in self._torch.param_groups:
                 group["lr"] = group["initial_lr"] * factor
+
+    @property
+    def has_frozen(self) -> bool:
+        """Whether a parameter was frozen after the optimizers were made: it is not updated then."""
+        weights = [weight for rows in self._rows for weight in rows.weights()]
+        return not all(parameter.requires_grad for parameter in (*weights, *self._dense.values()))
 
     def zero_grad(self) -> None:
         for rows in self._rows:
@@ -149,6 +164,12 @@ class Optimizers:
     @torch.no_grad()
     def apply(self) -> None:
         """The device's part of a step, after `prepare`: update with the gradients of the backward, and clear them."""
+        for name, parameter in self._left_out.items():
+            if parameter.grad is not None:
+                raise ConfigError(
+                    f"'{name}' has a gradient but was frozen when the optimizers were made: make them before freezing "
+                    f"it, or anew after"
+                )
         device = torch.device("cpu") if self._scalars is None else self._scalars.values.device
         with beside(device) as other:  # small kernels, in a graph beside the large ones of the rows
             if self._torch is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,9 +37,24 @@ class RowGroup:
         if pack is not None:
             pack.allocate_slots(record.row_state)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State for copies and pickles: without gradients, and with the optimizer state that a pack holds for it."""
+        slots = {} if self.pack is None else self.pack.slots
+        return {**self.__dict__, "summed": None, "_sorted": None, "pack_slots": slots}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        slots = state.pop("pack_slots")
+        self.__dict__.update(state)
+        if self.pack is not None:
+            self.pack.slots, self.pack.collects = slots, True
+
     @property
     def weight(self) -> Tensor:
         return self.parameter if self.pack is None else self.pack.storage
+
+    def weights(self) -> Sequence[Tensor]:
+        """The parameters whose rows these are."""
+        return [self.parameter] if self.pack is None else self.pack.weights()
 
     @property
     def slots(self) -> dict[str, Tensor]:
@@ -49,7 +64,8 @@ class RowGroup:
     def gradient(self) -> RowGradient | None:
         """The gradient of the backward, not summed."""
         if self.pack is not None:
-            return join(self.pack.gradients) if self.pack.gradients else None
+            gradients = self.pack.collected()
+            return join(gradients) if gradients else None
         grad = self.parameter.grad
         if grad is None:
             return None
@@ -61,7 +77,7 @@ class RowGroup:
     def replace_gradient(self, gradient: RowGradient) -> None:
         """Put a gradient in the place of the backward's, such as that of all processes."""
         if self.pack is not None:
-            self.pack.gradients = [gradient]
+            self.pack.collected()[:] = [gradient]
             return
         weight, values = self.parameter, gradient.grad.to(self.parameter.dtype)
         self.parameter.grad = torch.sparse_coo_tensor(gradient.ids[None], values, weight.shape, check_invariants=False)

@@ -55,6 +55,8 @@ class CapturedStep:
             return False
         if batch.ids.offsets is not None or batch.ids.weights is not None:
             return False
+        if self._optimizers.has_frozen:  # a graph would go on updating what was frozen after its capture
+            return False
         return self._batch is None or batch.ids.values.shape == self._batch.ids.values.shape
 
     def step(self, batch: Batch) -> Tensor:

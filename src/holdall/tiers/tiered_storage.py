@@ -48,7 +48,7 @@ class TieredStorage(DensePack):
                 )
         self.host = host
         self.tables, self.starts = host.tables, host.starts
-        self.collects, self.gradients = False, []
+        self.collects, self.gradients, self._stand_ins = False, [], []
         self.device = torch.device(device)
         self.hot_rows = {name: hot_rows[name] for name in host.tables}
         self.device_starts: dict[str, int] = {}
