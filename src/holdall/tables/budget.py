@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.sizes import parse_budget, readable_bytes
@@ -15,44 +18,84 @@ from holdall.tables.tensor_train import TensorTrain
 MIN_ROWS = 1_000
 """Where a method is given without a budget, tables with fewer rows stay dense: a few percent of all bytes."""
 ROBE_SHARE = 50
+NAMED_TABLES = 4
+"""Tables that the error of a budget names, largest first."""
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """Size of one table of a model, as far as a budget needs it."""
+
+    num_rows: int
+    dim: int
+    dtype: torch.dtype = torch.float32
+    """Type of the table's numbers, dense or compressed."""
+    extra_bytes: int = 0
+    """Bytes that a compressed table takes beside those of its method."""
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.num_rows * self.dim * self.dtype.itemsize
+
+    def bytes_by(self, method: Method) -> int:
+        """Bytes of the table when `method` stores it."""
+        extra = 0 if isinstance(method, Dense) else self.extra_bytes
+        return method.num_bytes(self.num_rows, self.dim, self.dtype) + extra
 
 
 def suggest(
     cardinalities: Mapping[str, int],
-    dim: int,
+    dim: int | Mapping[str, int],
     budget: str | int | float,
     method: str | type[Method] = "auto",
     *,
     min_rows: int = 0,
+    dtype: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
 ) -> dict[str, Method]:
     """A method for every table such that all of them take at most `budget` in total.
 
-    `budget` is a size or a share of the dense bytes (see `parse_budget`). Tables share it in proportion to the square
-    root of their bytes. A table whose share is at least its dense bytes stays dense; small tables do. Tables of fewer
-    than `min_rows` rows stay dense whatever their share. A table whose share is below the smallest setting of the
-    method gets that setting. `auto` is the choice of `auto_method`.
+    `dim` and `dtype` are those of all tables, or one by table name. `budget` is a size or a share of the dense bytes
+    (see `parse_budget`). Tables share it in proportion to the square root of their bytes. A table whose share is at
+    least its dense bytes stays dense; small tables do. Tables of fewer than `min_rows` rows stay dense whatever their
+    share. A table whose share is below the smallest setting of the method gets that setting. A budget that cannot be
+    kept is an error, which has the smallest one that can. `auto` is the choice of `auto_method`.
     """
+    dims = dim if isinstance(dim, Mapping) else dict.fromkeys(cardinalities, dim)
+    dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(cardinalities, dtype)
+    for what, found in (("dim", dims), ("dtype", dtypes)):
+        if missing := [name for name in cardinalities if name not in found]:
+            raise ConfigError(f"table '{missing[0]}' has no {what}: give one for every table, or one for all")
+    sizes = {name: TableSize(num_rows, dims[name], dtypes[name]) for name, num_rows in cardinalities.items()}
+    return divide_budget(sizes, budget, method, min_rows=min_rows)
+
+
+def divide_budget(
+    sizes: Mapping[str, TableSize], budget: str | int | float, method: str | type[Method] = "auto", *, min_rows: int = 0
+) -> dict[str, Method]:
+    """A method for every table such that all of them take at most `budget` in total: see `suggest`."""
     kind = find_method(method) if isinstance(method, str) and method != "auto" else method
-    dense = {name: 4 * num_rows * dim for name, num_rows in cardinalities.items()}
-    available = parse_budget(budget, sum(dense.values()))
-    if available >= sum(dense.values()):
-        return dict.fromkeys(cardinalities, Dense())
-    fixed: dict[str, Method] = {name: Dense() for name, rows in cardinalities.items() if rows < min_rows}
+    whole = sum(size.dense_bytes for size in sizes.values())
+    available = parse_budget(budget, whole)
+    if available >= whole:
+        return dict.fromkeys(sizes, Dense())
+    fixed: dict[str, Method] = {name: Dense() for name, size in sizes.items() if size.num_rows < min_rows}
     while True:
-        taken = sum(choice.num_bytes(cardinalities[name], dim) for name, choice in fixed.items())
-        if taken > available or (taken == available and len(fixed) < len(cardinalities)):
-            raise ConfigError(_too_small(cardinalities, dim, kind, available, min_rows))
-        shares = _shares({name: size for name, size in dense.items() if name not in fixed}, available - taken)
+        taken = sum(sizes[name].bytes_by(choice) for name, choice in fixed.items())
+        if taken > available or (taken == available and len(fixed) < len(sizes)):
+            raise ConfigError(_too_small(sizes, kind, available, min_rows))
+        shares = _shares(
+            {name: size.dense_bytes for name, size in sizes.items() if name not in fixed}, available - taken
+        )
         chosen = dict(fixed)
         for name, share in shares.items():
-            rows = cardinalities[name]
-            choice = Dense() if share >= dense[name] else _for_bytes(kind, rows, dim, share)
+            size = sizes[name]
+            choice = Dense() if share >= size.dense_bytes else _largest(kind, size, share)
             if choice is None:
-                fixed[name] = _smallest(kind, rows, dim)
+                fixed[name] = _smallest(kind, size)
             else:
                 chosen[name] = choice
-        if len(chosen) == len(cardinalities):
-            return {name: chosen[name] for name in cardinalities}
+        if len(chosen) == len(sizes):
+            return {name: chosen[name] for name in sizes}
 
 
 def find_method(method: str) -> type[Method]:
@@ -77,8 +120,31 @@ def auto_method(num_rows: int, dim: int, num_bytes: int) -> Method | None:
     return next((found for kind in kinds if (found := _for_bytes(kind, num_rows, dim, num_bytes))), None)
 
 
+def _largest(kind: type[Method] | str, size: TableSize, num_bytes: int) -> Method | None:
+    """The method's largest setting that stores a table in `num_bytes`, None if there is none; `kind` may be `auto`.
+
+    Methods size themselves for float32. For another type this is the setting of the most float32 bytes whose table
+    of that type fits, found by bisection: index buffers take the same bytes in every type.
+    """
+    available = num_bytes - size.extra_bytes
+    num_rows, dim, width = size.num_rows, size.dim, size.dtype.itemsize
+    if width == torch.float32.itemsize:
+        found = _for_bytes(kind, num_rows, dim, available)
+        return found if found is not None and size.bytes_by(found) <= num_bytes else None
+    best: Method | None = None
+    low, high = 0, max(available, available * 4 // width) + 1  # fits at low; at high no setting does, or none is larger
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = _for_bytes(kind, num_rows, dim, middle)
+        if found is not None and size.bytes_by(found) > num_bytes:
+            high = middle
+        else:
+            low, best = middle, found or best
+    return best
+
+
 def _for_bytes(kind: type[Method] | str, num_rows: int, dim: int, num_bytes: int) -> Method | None:
-    """The method's largest setting within a size, None if there is none; `kind` may be `auto`."""
+    """The method's largest setting for a float32 table within a size, None if there is none; `kind` may be `auto`."""
     if isinstance(kind, str):
         return auto_method(num_rows, dim, num_bytes)
     try:
@@ -87,29 +153,35 @@ def _for_bytes(kind: type[Method] | str, num_rows: int, dim: int, num_bytes: int
         return None
 
 
-def _smallest(kind: type[Method] | str, num_rows: int, dim: int) -> Method:
+def _smallest(kind: type[Method] | str, size: TableSize) -> Method:
     """The smallest setting of a method, found by bisection; dense where even that takes as much."""
     best: Method = Dense()
-    low, high = 0, 4 * num_rows * dim  # fails at low; high is the dense size
+    low, high = 0, 4 * size.num_rows * size.dim  # fails at low; high is the size of a dense float32 table
     while high - low > 1:
         middle = (low + high) // 2
-        found = _for_bytes(kind, num_rows, dim, middle)
+        found = _for_bytes(kind, size.num_rows, size.dim, middle)
         low, high, best = (middle, high, best) if found is None else (low, middle, found)
-    return best
+    return best if size.bytes_by(best) < size.dense_bytes else Dense()
 
 
-def _too_small(
-    cardinalities: Mapping[str, int], dim: int, kind: type[Method] | str, available: int, min_rows: int
-) -> str:
-    least = 0
-    for num_rows in cardinalities.values():
-        choice = Dense() if num_rows < min_rows else _smallest(kind, num_rows, dim)
-        least += choice.num_bytes(num_rows, dim)
+def _too_small(sizes: Mapping[str, TableSize], kind: type[Method] | str, available: int, min_rows: int) -> str:
+    """The error of a budget that cannot be kept: the smallest one that can, to the byte, and which tables need it."""
+    choices = {name: Dense() if size.num_rows < min_rows else _smallest(kind, size) for name, size in sizes.items()}
+    needs = {name: sizes[name].bytes_by(choice) for name, choice in choices.items()}
+    least = sum(needs.values())
+    largest = sorted(needs, key=lambda name: -needs[name])
+    named = [
+        f"{name} {readable_bytes(needs[name])}" + (" (dense)" if isinstance(choices[name], Dense) else "")
+        for name in largest[:NAMED_TABLES]
+    ]
+    if others := largest[NAMED_TABLES:]:
+        named.append(f"{len(others)} more {readable_bytes(sum(needs[name] for name in others))}")
     kept = f", with tables of fewer than {min_rows:,} rows kept dense" if min_rows else ""
-    name = kind if isinstance(kind, str) else kind.name
+    method = kind if isinstance(kind, str) else kind.name
+    tables = "this table" if len(sizes) == 1 else f"these {len(sizes)} tables"
     return (
-        f"a budget of {readable_bytes(available)} is too small for these {len(cardinalities)} tables: the smallest "
-        f"that method {name} reaches is {readable_bytes(least)}{kept}"
+        f"a budget of {readable_bytes(available)} is too small for {tables}: the smallest that method {method} can "
+        f"keep is {least}B{kept} ({', '.join(named)})"
     )
 
 
@@ -121,7 +193,10 @@ def _shares(dense: Mapping[str, int], available: int) -> dict[str, int]:
         scale = (available - sum(shares.values())) / sum(size**0.5 for size in open_tables.values())
         full = {name: size for name, size in open_tables.items() if scale * size**0.5 >= size}
         if not full:
-            shares.update({name: int(scale * size**0.5) for name, size in open_tables.items()})
+            left = available - sum(shares.values())
+            for name, size in open_tables.items():  # rounding may take the sum a byte above the budget
+                shares[name] = min(int(scale * size**0.5), left)
+                left -= shares[name]
             break
         shares.update(full)
         open_tables = {name: size for name, size in open_tables.items() if name not in full}
