@@ -2,106 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import traceback
+import warnings
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table as RichTable
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.common.sizes import parse_budget, readable_bytes
-from holdall.embedding.bags import EmbeddingBags
+from holdall.embedding.compressed_embedding import CompressedEmbedding
+from holdall.embedding.compression_report import CompressedTable, CompressionReport, LeftTable
+from holdall.embedding.model_tables import ModelTable, find_tables, replace_tables
+from holdall.embedding.old_weights import OldWeight, warning_of_holders
 from holdall.tables import Dense, Method, Table
-from holdall.tables.budget import MIN_ROWS, suggest
-from holdall.tables.dense import DenseTable
+from holdall.tables.budget import MIN_ROWS, TableSize, divide_budget
 
-
-@dataclass(frozen=True)
-class CompressedTable:
-    """One line of a compression report."""
-
-    name: str
-    rows: int
-    dim: int
-    method: Method
-    bytes_before: int
-    bytes_after: int
-    error: float | None
-    """Relative error of the fitted rows; None when the table starts afresh."""
-
-
-@dataclass(frozen=True)
-class CompressionReport:
-    """Printable report of `compress`."""
-
-    tables: list[CompressedTable] = field(default_factory=list)
-    bytes_before: int = 0
-    """Bytes of all tables of the model, those left alone included."""
-    bytes_after: int = 0
-
-    def __str__(self) -> str:
-        shown = RichTable(box=None, pad_edge=False, header_style="bold")
-        for i, column in enumerate(("table", "method", "rows", "dim", "before", "after", "error")):
-            shown.add_column(column, justify="left" if i < 2 else "right")
-        for t in self.tables:
-            error = "" if t.error is None else f"{t.error:.4f}"
-            sizes = (readable_bytes(t.bytes_before), readable_bytes(t.bytes_after))
-            shown.add_row(t.name, str(t.method), f"{t.rows:,}", str(t.dim), *sizes, error)
-        console = Console(width=140)
-        with console.capture() as capture:
-            console.print(shown)
-        ratio = self.bytes_before / max(self.bytes_after, 1)
-        total = f"{readable_bytes(self.bytes_before)} -> {readable_bytes(self.bytes_after)} ({ratio:,.1f} times less)"
-        return f"{capture.get()}{len(self.tables)} tables compressed; all tables: {total}"
-
-
-class CompressedEmbedding(nn.Module):
-    """A table in the place of an `nn.Embedding`: rows of ids of any shape; the padding row is zero and stays so."""
-
-    def __init__(self, table: Table):
-        super().__init__()
-        self.table = table
-        self.num_embeddings, self.embedding_dim = table.num_rows, table.dim
-        self.padding_idx = table.padding_idx
-
-    def forward(self, input: Tensor) -> Tensor:
-        distinct, inverse = torch.unique(input, return_inverse=True)
-        rows = F.embedding(inverse, self.table.rows(distinct))
-        if self.padding_idx is None:
-            return rows
-        return rows.masked_fill((input == self.padding_idx)[..., None], 0.0)
-
-
-@dataclass(frozen=True)
-class _ModelTable:
-    """Table of a model that another one can replace."""
-
-    name: str
-    owner: nn.Module
-    key: str
-    module: nn.Module
-    weight: Tensor
-
-    def options(self) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            "padding_idx": getattr(self.module, "padding_idx", None),
-            "sparse": getattr(self.module, "sparse", False),
-        }
-        if isinstance(self.module, nn.EmbeddingBag | Table):
-            options |= {"mode": self.module.mode, "include_last_offset": self.module.include_last_offset}
-        return options
-
-    def put(self, table: Table) -> None:
-        if isinstance(self.owner, EmbeddingBags):
-            self.owner.replace_tables({self.key: table})
-        elif isinstance(self.module, nn.Embedding):
-            setattr(self.owner, self.key, CompressedEmbedding(table))
-        else:
-            setattr(self.owner, self.key, table)
+TINY_ROWS = 16
+"""Tables of at most so many rows stay dense under any budget: there is nothing to save, and their ids would merge."""
 
 
 def compress(
@@ -110,115 +29,230 @@ def compress(
     method: str | Method | type[Method] | Mapping[str, Method] = "auto",
     *,
     min_rows: int | None = None,
+    exclude: str | Iterable[str] = (),
     fit: bool = False,
 ) -> CompressionReport:
     """Swap the `nn.Embedding`, `nn.EmbeddingBag` and dense tables of `model` for compressed ones, in place.
 
-    `budget` is a size for all tables together (`"64MB"`) or a share of what they take (0.05, `"1/20"`). `method` is one
-    method for all, a name to be sized by the budget, or one by module name. Tables with fewer than `min_rows` rows are
-    left alone; by default those that the budget leaves room for, or those of fewer than 1,000 rows when there is no
-    budget. With `fit`, compressed tables start as the best fit of the present rows (and the report has its error);
-    otherwise afresh, with rows of the same standard deviation. A model without such a table is an error, and nothing is
-    changed when anything is wrong.
+    `budget` is a size for all tables together (`"64MB"`) or a share of what they take (0.05, `"1/20"`). It counts every
+    table that could be replaced, those that stay dense included, and a module with several names once. `method` is one
+    method for all, a name to be sized by the budget, or one by module name, which leaves out all others.
+
+    Tables with fewer than `min_rows` rows stay dense: by default those of fewer than 1,000 rows when there is no
+    budget. Under a budget small tables stay dense as long as it has room, and those of at most 16 rows always. Tables
+    that `exclude` names, by themselves or by a module that they are in, are left alone and not counted. So are modules
+    that mean more than their rows: max_norm, weights that another module shares, hooks, parametrizations, subclasses
+    with methods of their own. The report has the reason.
+
+    With `fit`, compressed tables start as the best fit of the present rows (and the report has its error); otherwise
+    afresh, with rows of the same standard deviation. Frozen tables stay frozen, and gradients are sparse where the
+    module's were. A model without a table to compress is an error, and nothing is changed when anything is wrong. What
+    still holds replaced weights, such as an optimizer, is named in a warning.
     """
-    places = {place.name: place for place in _places(model)}
-    if not places:
-        raise ConfigError(
-            "the model has no nn.Embedding, nn.EmbeddingBag or dense table to compress: nothing was changed"
-        )
-    _refuse_unsupported(model, places)
-    chosen = {
-        name: choice
-        for name, choice in _choose(places, budget, method, min_rows).items()
-        if not isinstance(choice, Dense) or choice.dtype is not None
-    }
-    made: dict[str, tuple[Table, float | None]] = {}
-    before = sum(place.weight.nbytes for place in places.values())
-    lines = []
-    for name, choice in chosen.items():
-        made[name] = _make(places[name], choice, fit=fit)
-    for name, (table, error) in made.items():
-        weight = places[name].weight
-        lines.append(
-            CompressedTable(name, table.num_rows, table.dim, chosen[name], weight.nbytes, table.num_bytes(), error)
-        )
-        places[name].put(table)
-    after = before - sum(line.bytes_before - line.bytes_after for line in lines)
-    return CompressionReport(lines, before, after)
+    try:
+        report, old, notes = _compress(model, budget, method, min_rows, exclude, fit=fit)
+    except ConfigError as error:  # its traceback must not hold the tables, for a caller that catches it and goes on
+        found: BaseException | None = error
+        while found is not None:
+            traceback.clear_frames(found.__traceback__)
+            found = found.__context__
+        raise
+    for note in (*notes, warning_of_holders(old)):  # here no frame of ours holds a replaced module any more
+        if note is not None:
+            warnings.warn(note, stacklevel=2)
+    return report
 
 
-def _places(model: nn.Module) -> Iterator[_ModelTable]:
-    """Every uncompressed table of a model."""
-    for path, owner in model.named_modules():
-        if isinstance(owner, EmbeddingBags):
-            for name in dict.fromkeys(owner.features.values()):
-                table = owner.table(name)
-                if isinstance(table, DenseTable):
-                    yield _ModelTable(name, owner, name, table, table.weight)
-            continue
-        for key, module in owner.named_children():
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-                yield _ModelTable(f"{path}.{key}" if path else key, owner, key, module, module.weight)
+@dataclass(frozen=True)
+class _Left:
+    """Decision to leave a table alone."""
+
+    reason: str
+    counted: bool
+    """Whether the budget counts the table."""
 
 
-def _refuse_unsupported(model: nn.Module, places: Mapping[str, _ModelTable]) -> None:
-    owners: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
-        for key, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(f"{path}.{key}" if path else key)
-    for name, place in places.items():
-        if getattr(place.module, "max_norm", None) is not None:
-            raise ConfigError(f"{name} renormalises its rows (max_norm), which compressed tables cannot: leave it out")
-        if getattr(place.module, "scale_grad_by_freq", False):
-            raise ConfigError(f"{name} scales gradients by frequency, which compressed tables cannot: leave it out")
-        shared = owners[id(place.weight)]
-        if len(shared) > 1:
-            raise ConfigError(f"{name} shares its weight ({', '.join(shared)}): untie them first; nothing was changed")
+KEPT = _Left("stays dense by method", True)
 
 
-def _choose(
-    places: Mapping[str, _ModelTable],
+def _compress(
+    model: nn.Module,
     budget: str | int | float | None,
     method: str | Method | type[Method] | Mapping[str, Method],
     min_rows: int | None,
-) -> dict[str, Method]:
-    """The method of every table that is to change."""
+    exclude: str | Iterable[str],
+    *,
+    fit: bool,
+) -> tuple[CompressionReport, list[OldWeight], list[str]]:
+    """Report, weak references to what was replaced, and warnings."""
+    tables = find_tables(model)
+    if not tables:
+        raise ConfigError(
+            "the model has no nn.Embedding, nn.EmbeddingBag or dense table to compress: nothing was changed"
+        )
+    out = {table: _Left("is excluded", False) for table in _excluded(tables, exclude)}
+    decisions: dict[ModelTable, Method | _Left]
     if isinstance(method, Mapping):
-        for name in method:
-            if name not in places:
-                raise ConfigError(f"the model has no table '{name}'{did_you_mean(name, places)}")
-        return dict(method)
-    if min_rows is None:
-        min_rows = MIN_ROWS if budget is None else 0
-    large = {name: place for name, place in places.items() if place.weight.shape[0] >= min_rows}
-    if not large:
-        raise ConfigError(f"no table of the model has {min_rows:,} rows or more: lower min_rows; nothing was changed")
-    if isinstance(method, Method):
-        if budget is not None:
-            raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
-        return dict.fromkeys(large, method)
-    if budget is None:
-        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {method!r}")
-    dims = {place.weight.shape[1] for place in places.values()}
-    if len(dims) == 1:
-        rows = {name: place.weight.shape[0] for name, place in places.items()}
-        return suggest(rows, dims.pop(), budget, method, min_rows=min_rows)
-    # Tables of different widths: each gets the same share of its own bytes.
-    total = sum(place.weight.numel() * 4 for place in places.values())
-    share = parse_budget(budget, total) / total
+        if budget is not None or min_rows is not None:
+            raise ConfigError("method={...} names tables with their settings: give it or budget and min_rows, not both")
+        decisions = {**out, **_by_name(tables, out, method)}
+    else:
+        out |= {table: _Left(table.reason, False) for table in tables if table.reason and table not in out}
+        replaceable = [table for table in tables if table not in out]
+        if not replaceable:
+            whys = "; ".join(f"{table.name} {left.reason}" for table, left in out.items())
+            raise ConfigError(f"no table of the model can be compressed: {whys}; nothing was changed")
+        decisions = {**out, **_by_size(replaceable, budget, method, min_rows, fit=fit)}
+    chosen = {table: choice for table in tables if isinstance(choice := decisions[table], Method)}
+    left = {table: choice for table in tables if isinstance(choice := decisions[table], _Left)}
+    made = {table: _make(table, choice, fit=fit) for table, choice in chosen.items()}
+    report = CompressionReport(
+        [_compressed_line(table, choice, made[table]) for table, choice in chosen.items()],
+        [_left_line(table, choice) for table, choice in left.items()],
+    )
+    notes = []
+    if not fit and (fixed := [table.name for table, new in made.items() if not _trains(new)]):
+        notes.append(
+            f"{', '.join(fixed)}: the new rows are random and nothing trains them, as the table is frozen or its "
+            "method stores fixed codes; use fit=True to keep the rows, or exclude the table"
+        )
+    old = [OldWeight.of(table.name, table.module, table.weight) for table in made]
+    replace_tables(made)
+    return report, old, notes
+
+
+def _excluded(tables: Sequence[ModelTable], exclude: str | Iterable[str]) -> list[ModelTable]:
+    """Tables that `exclude` names, by any of their names or by a module that they are in."""
+    found: list[ModelTable] = []
+    for name in [exclude] if isinstance(exclude, str) else exclude:
+        named = [table for table in tables if table.is_in(name)]
+        if not named:
+            known = [name for table in tables for name in table.names]
+            raise ConfigError(
+                f"exclude names '{name}', but no table has that name or is in it{did_you_mean(name, known)}"
+            )
+        found += named
+    return found
+
+
+def _by_name(
+    tables: Sequence[ModelTable], excluded: Container[ModelTable], methods: Mapping[str, Method]
+) -> dict[ModelTable, Method | _Left]:
+    """Decisions where `method` has one method for each table by name."""
+    by_name = {name: table for table in tables for name in table.names}
+    chosen: dict[ModelTable, Method] = {}
+    for name, choice in methods.items():
+        if name not in by_name:
+            raise ConfigError(f"the model has no table '{name}'{did_you_mean(name, by_name)}")
+        table = by_name[name]
+        if not isinstance(choice, Method):
+            raise ConfigError(f"the method of '{name}' must be one with its settings, such as Hashed(buckets=100)")
+        if table in excluded:
+            raise ConfigError(f"'{name}' is in exclude and in method: leave it out of one of them")
+        if chosen.setdefault(table, choice) != choice:
+            raise ConfigError(f"{' and '.join(table.names)} are one module: give it one method")
+        if table.reason and choice != Dense():
+            raise ConfigError(f"{name} {table.reason}: leave it out of method; nothing was changed")
+    left = _Left("is not named in method", False)
     return {
-        name: suggest({name: place.weight.shape[0]}, place.weight.shape[1], share, method)[name]
-        for name, place in large.items()
+        table: KEPT if chosen.get(table) == Dense() else chosen.get(table, left)
+        for table in tables
+        if table not in excluded
     }
 
 
-def _make(place: _ModelTable, method: Method, *, fit: bool) -> tuple[Table, float | None]:
-    weight = place.weight.detach()
-    options = place.options()
-    if fit:
-        table = method.fit(weight, **options)
-        return table, getattr(table, "fit_error", None)
+def _by_size(
+    tables: Sequence[ModelTable],
+    budget: str | int | float | None,
+    method: str | Method | type[Method],
+    min_rows: int | None,
+    *,
+    fit: bool,
+) -> dict[ModelTable, Method | _Left]:
+    """Decisions of one method with its settings, or of a budget, for tables that can be replaced."""
+    fewest = min_rows if min_rows is not None else MIN_ROWS if budget is None else 0
+    if fewest and all(table.num_rows < fewest for table in tables):
+        raise ConfigError(f"no table of the model has {fewest:,} rows or more: lower min_rows; nothing was changed")
+    small = {table: _Left(f"has fewer than {fewest:,} rows", True) for table in tables if table.num_rows < fewest}
+    if isinstance(method, Method):
+        if budget is not None:
+            raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
+        return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}
+    if budget is None:
+        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {method!r}")
+    sizes = {
+        table.name: TableSize(table.num_rows, table.dim, table.weight.dtype, _nbytes(_padding_row(table, fit=fit)))
+        for table in tables
+    }
+    methods = divide_budget(sizes, budget, method, min_rows=max(fewest, TINY_ROWS + 1))
+    dense = _Left("stays dense within the budget", True)
+    return {
+        table: methods[table.name] if methods[table.name] != Dense() else small.get(table, dense) for table in tables
+    }
+
+
+def _padding_row(table: ModelTable, *, fit: bool) -> Tensor | None:
+    """The padding row of an `nn.Embedding` that a fit must keep, since lookups return it; None where it is zero."""
+    index = table.module.padding_idx
+    if not fit or index is None or not isinstance(table.module, nn.Embedding) or table.weight.is_meta:
+        return None
+    row = table.weight.detach()[index].clone()
+    return row if row.any() else None
+
+
+def _nbytes(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.nbytes
+
+
+def _make(table: ModelTable, method: Method, *, fit: bool) -> CompressedEmbedding | Table:
+    """The module that takes the place of a table."""
+    module, weight = table.module, table.weight.detach()
+    options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
+    options |= {"padding_idx": module.padding_idx, "sparse": module.sparse}
+    if isinstance(module, nn.EmbeddingBag | Table):
+        options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
+    try:
+        if fit:
+            if weight.is_meta:
+                raise ConfigError("is on the meta device and has no rows to fit: load them first, or use fit=False")
+            made = method.fit(weight, **options)
+        else:
+            made = method.build(table.num_rows, table.dim, init_std=_deviation(weight), **options)
+    except ConfigError as error:
+        raise ConfigError(f"{table.name}: {error}") from error
+    new: CompressedEmbedding | Table = made
+    if isinstance(module, nn.EmbeddingBag):
+        vars(made).update(num_embeddings=table.num_rows, embedding_dim=table.dim)  # its owner may read them
+    elif isinstance(module, nn.Embedding):
+        new = CompressedEmbedding(made, _padding_row(table, fit=fit))
+    if not table.weight.requires_grad:
+        new.requires_grad_(False)
+    return new.train(module.training)
+
+
+def _deviation(weight: Tensor) -> float | None:
+    """Root mean square of a sample of the rows; None, the default of tables, if they are zero or not there."""
+    if weight.is_meta:
+        return None
     sample = weight[:: max(1, weight.shape[0] // 10_000)].float()
-    std = float(sample.square().mean().sqrt())
-    table = method.build(*weight.shape, init_std=std or None, dtype=weight.dtype, device=weight.device, **options)
-    return table, None
+    return float(sample.square().mean().sqrt()) or None
+
+
+def _trains(new: CompressedEmbedding | Table) -> bool:
+    """Whether a gradient reaches any row of a new table."""
+    table = new.table if isinstance(new, CompressedEmbedding) else new
+    if table.device.type == "meta":
+        return any(parameter.requires_grad for parameter in table.parameters())
+    with torch.enable_grad():
+        return table.rows(torch.tensor([0, table.num_rows - 1], device=table.device)).requires_grad
+
+
+def _compressed_line(table: ModelTable, method: Method, new: CompressedEmbedding | Table) -> CompressedTable:
+    error = (new.table if isinstance(new, CompressedEmbedding) else new).fit_error
+    sizes = (table.weight.nbytes, new.num_bytes())
+    return CompressedTable(table.name, table.num_rows, table.dim, method, *sizes, error, table.names[1:])
+
+
+def _left_line(table: ModelTable, left: _Left) -> LeftTable:
+    size = table.num_bytes()
+    return LeftTable(table.name, table.num_rows, table.dim, size, left.reason, left.counted, table.names[1:])
