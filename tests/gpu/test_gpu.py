@@ -9,6 +9,7 @@ import torch
 
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
+from holdall.evaluation.metrics import BinaryMetrics
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import UpdateRule, UpdateScalars
@@ -149,6 +150,24 @@ def test_a_step_does_not_wait_for_the_device() -> None:
         steps()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_metrics_do_not_wait_for_the_device() -> None:
+    logits = torch.randn(1 << 18, generator=torch.Generator().manual_seed(0)) * 1e-4
+    labels = (logits + logits.roll(1) > 0).float()
+    here, there = BinaryMetrics(), BinaryMetrics(device="cuda")
+    batches = [(logits.cuda(), labels.cuda()), ((logits * 1e9).cuda(), labels.cuda())]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in batches:
+            there.update(*batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for batch in batches:
+        here.update(batch[0].cpu(), batch[1].cpu())
+    expected, found = here.compute(), there.compute()
+    assert (found["auc"], found["auc_error_bound"]) == (expected["auc"], expected["auc_error_bound"])
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("bf16", 1e-2)])

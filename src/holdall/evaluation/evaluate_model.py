@@ -65,8 +65,7 @@ def evaluate_model(
             batch = batch.to(device)
             metrics.update(model(batch), batch.label)
             progress.update(len(batch))
-    part.reduce(metrics.counts)
-    part.reduce(metrics.sums)
+    metrics.sum_over_ranks(part.reduce)
     return metrics.compute(allow_one_class=allow_one_class)
 
 

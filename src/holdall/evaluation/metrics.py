@@ -1,12 +1,13 @@
 """Quality of click predictions in bounded memory: AUC, logloss, normalised entropy, accuracy, calibration.
 
-Nothing here keeps a prediction. AUC comes from two histograms of the logits, one a class (1 MiB in all at the default
-number of bins), with a bound on its error that is computed from the same histograms.
+Nothing here keeps a prediction. AUC comes from a histogram of the logits by class, with a bound on its error that is
+computed from the same histogram.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -14,38 +15,35 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from holdall.common.errors import ConfigError, DataError
+from holdall.common.errors import DataError
+from holdall.evaluation.logit_histogram import NUM_BINS, LogitHistogram
 
 BATCH_SIZE = 16_384
 """Rows that an evaluation scores at once."""
-
-# 2^16 bins gave errors below 1e-6 and bounds below 1e-4 on a million normal logits centred at -3.
-NUM_BINS = 1 << 16
 
 
 class BinaryMetrics:
     """Metrics of a binary classifier, accumulated over batches of logits.
 
-    A logit x falls into bin `floor((x / (1 + |x|) + 1) / 2 * num_bins)`: this map grows strictly over all of the reals,
-    so nothing is clipped, and its bins are finest around 0 (width 3e-5 at 0, 5e-4 at 3, 4e-3 at 10 for 2^16 bins).
-    Pairs of a positive and a negative in different bins are ordered as their logits are; a pair in one bin counts one
-    half, as a tie does. So the error of the AUC is at most half the share of such pairs:
+    Logits are counted as float32 numbers in a `LogitHistogram`, whose bins adapt to them. Pairs of a positive and a
+    negative in different bins are ordered as their logits are; a pair in one bin counts one half, as a tie does. So
+    the error of the AUC is at most half the share of such pairs:
 
         auc_error_bound = sum over bins of positives * negatives / (2 * P * N)
 
+    It is 0 where every bin is known to hold one number alone: then all such pairs are ties.
+
     `update` launches work but never waits for the device. Invalid values are therefore counted, and reported by
-    `compute`. `counts` and `sums` are the whole state: summed element by element over processes (an all-reduce each),
-    they are the state of all samples.
+    `compute`. Metrics of several processes are added up by `sum_over_ranks`; AUC and its bound are then those of one
+    process with all samples, to the bit.
     """
 
     def __init__(self, num_bins: int = NUM_BINS, device: torch.device | str = "cpu"):
-        if num_bins < 2:
-            raise ConfigError(f"num_bins is {num_bins}, it must be 2 or more")
-        self.num_bins = num_bins
-        self.counts = torch.zeros(2, num_bins, dtype=torch.int64, device=device)
-        """Samples by label and bin."""
-        self.sums = torch.zeros(5, dtype=torch.float64, device=device)
-        """Sums of logloss, predicted probability, correct predictions, non-finite logits, labels other than 0 and 1."""
+        self.histogram = LogitHistogram(num_bins, device)
+        """Samples by label and logit."""
+        self.sums = torch.zeros(6, dtype=torch.float64, device=device)
+        """Sums of logloss, predicted probability, correct predictions, non-finite logits, labels other than 0 and 1,
+        logits that are no float32 numbers."""
 
     @torch.no_grad()
     def update(self, logits: Tensor, labels: Tensor) -> None:
@@ -54,34 +52,29 @@ class BinaryMetrics:
             raise DataError(
                 f"metrics need logits and labels of one shape [B], got {list(logits.shape)} and {list(labels.shape)}"
             )
-        # Through float32 first: neighbours of that type stay apart in the float64 arithmetic below, so that rounding
-        # cannot swap two logits at the edge of a bin.
-        logit = logits.detach().float().double()
-        label = labels.detach().double()
-        finite = torch.isfinite(logit)
-        binary = (label == 0) | (label == 1)
-        good = finite & binary
-        logit = torch.where(good, logit, 0.0)
-        label = torch.where(good, label, 0.0)
-        weight = good.double()
-        positive = label > 0.5
+        logit, label = logits.detach().double(), labels.detach()
+        positive = label == 1
+        # Values that are not valid are counted as they come: `compute` refuses all results once there is one.
         sums = (
-            F.softplus(torch.where(positive, -logit, logit), threshold=50) * weight,
-            torch.sigmoid(logit) * weight,
-            ((logit > 0) == positive) & good,
-            ~finite,
-            ~binary,
+            F.softplus(torch.where(positive, -logit, logit), threshold=50).sum(),
+            torch.sigmoid(logit).sum(),
+            ((logit > 0) == positive).count_nonzero(),
+            (~torch.isfinite(logit)).count_nonzero(),
+            (~positive & (label != 0)).count_nonzero(),
+            (logit.float() != logit).count_nonzero() if logits.dtype == torch.float64 else self.sums.new_zeros(()),
         )
-        self.sums += torch.stack([values.sum(dtype=torch.float64) for values in sums])
-        place = ((logit / (1 + logit.abs()) + 1) * (self.num_bins / 2)).long().clamp_(max=self.num_bins - 1)
-        self.counts.view(-1).scatter_add_(0, place + positive * self.num_bins, good.long())
+        self.sums += torch.stack([value.double() for value in sums])
+        self.histogram.add(logits.detach(), positive)
 
     def merge(self, other: BinaryMetrics) -> None:
         """Add the samples of `other` to these."""
-        if other.num_bins != self.num_bins:
-            raise ConfigError(f"metrics of {other.num_bins} bins cannot be merged into metrics of {self.num_bins}")
-        self.counts += other.counts.to(self.counts.device)
+        self.histogram.merge(other.histogram)
         self.sums += other.sums.to(self.sums.device)
+
+    def sum_over_ranks(self, reduce: Callable[[Tensor], None]) -> None:
+        """Metrics of the samples of all ranks, on each of them; `reduce` adds up a tensor over the ranks in place."""
+        self.histogram.sum_over_ranks(reduce)
+        reduce(self.sums)
 
     def compute(self, allow_one_class: bool = False) -> dict[str, float]:
         """`auc`, `auc_error_bound`, `logloss`, `normalized_entropy`, `accuracy`, `calibration`, `samples`, `positives`.
@@ -91,8 +84,8 @@ class BinaryMetrics:
         With one class only, AUC and normalised entropy do not exist (nor calibration without positives): an error, or
         NaN in their place with `allow_one_class`.
         """
-        negatives, positives = self.counts.cpu().double()
-        logloss, predicted, correct, num_nonfinite, num_bad_labels = self.sums.tolist()
+        negatives, positives = self.histogram.counts().cpu().double()
+        logloss, predicted, correct, num_nonfinite, num_bad_labels, num_rounded = self.sums.tolist()
         num_positives, num_negatives = float(positives.sum()), float(negatives.sum())
         total = num_positives + num_negatives
         self._refuse_bad_values(int(num_nonfinite), int(num_bad_labels))
@@ -107,7 +100,7 @@ class BinaryMetrics:
             below = negatives.cumsum(0) - negatives
             shared = float((positives * negatives).sum()) / 2
             auc = (float((positives * below).sum()) + shared) / pairs
-            bound = shared / pairs
+            bound = 0.0 if self.histogram.is_exact() and not num_rounded else shared / pairs
             rate = num_positives / total
             entropy = -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
         return {
