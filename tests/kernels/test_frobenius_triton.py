@@ -15,6 +15,7 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.kernels import frobenius_checks as checks
+from tests.kernels.triton_checks import second_derivatives
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +57,26 @@ def test_narrow_factors(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_bags(scaled: bool, sparse: bool) -> None:
     checks.check_bags(16, 8, 2, 12, 23, scaled=scaled, sparse=sparse)
+
+
+@pytest.mark.parametrize("kind", ["rows", "bags", "scaled bags", "sparse rows", "many"])
+def test_second_derivatives(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tables = [checks.some_factors(8, 3, 2, 5, generator) for _ in range(2 if kind == "many" else 1)]
+    ids = torch.tensor([0, 63, 63, 7, 22, 7])
+    offsets = torch.tensor([0, 2, 2, 6]) if "bags" in kind else None
+    results = []
+    for dtype, path in ((torch.float32, "triton"), (torch.float64, "torch")):
+        factors = checks.on(tables, dtype, "cpu")
+        scale = torch.arange(1, 7, dtype=dtype).requires_grad_() if kind == "scaled bags" else None
+        if kind == "many":
+            pairs = list(zip(factors[::3], factors[1::3], factors[2::3], strict=True))
+            output = frobenius_rows_many(pairs, torch.stack([ids, ids.flip(0)]), path=path)
+        else:
+            output = frobenius_bags(*factors, ids, offsets, scale, sparse=kind == "sparse rows", path=path)
+        results.append(second_derivatives(output, [*factors, *([] if scale is None else [scale])]))
+    for ours, wanted in zip(*results, strict=True):
+        assert checks.error(ours, wanted) < 1e-5
 
 
 def test_columns_and_strides() -> None:

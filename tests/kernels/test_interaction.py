@@ -30,3 +30,4 @@ def test_equals_reference_with_gradient(size: int, num_vectors: int, dim: int) -
 def test_gradcheck() -> None:
     vectors = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(dot_interaction, (vectors,))
+    assert torch.autograd.gradgradcheck(dot_interaction, (vectors,))

@@ -18,6 +18,7 @@ if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
 from tests.kernels import train_checks as checks
+from tests.kernels.triton_checks import second_derivatives
 
 CHAINS: dict[str, checks.Chain] = {
     "odd": ((5, 4, 6), (2, 3, 2), (1, 3, 20, 1)),
@@ -79,6 +80,36 @@ def test_several_trains_of_different_shapes_in_one_call() -> None:
 @pytest.mark.parametrize("num_trains", [1, 2])
 def test_bags(num_trains: int, mean: bool, weighted: bool) -> None:
     checks.check_bags(PAIR[:num_trains], 5, mean=mean, weighted=weighted)
+
+
+@pytest.mark.parametrize("bags", ["none", "sum", "weighted", "mean"])
+def test_second_derivatives(bags: str) -> None:
+    from holdall.kernels.tensor_train_triton import train_vectors
+
+    offsets = None if bags == "none" else torch.tensor([0, 2, 2, 4, 7, 9, 10])
+    weights = torch.rand(10) if bags == "weighted" else None
+    ids = torch.tensor([0, 53, 53, 7, 10, 9, 0, 53, 3, 3])
+    if offsets is None:
+        ids = torch.cat([ids[:5], ids[5:].clamp(max=53)])
+    generator = torch.Generator().manual_seed(0)
+    trains = [checks.random_cores(chain, generator, "cpu") for chain in PAIR]
+    cores = [core for train in trains for core in train]
+    found = second_derivatives(train_vectors(ids, trains, offsets, weights, mean=bags == "mean"), cores)
+    exact = [[core.detach().double().requires_grad_() for core in train] for train in trains]
+    split = 5 if offsets is None else 4
+    rows = checks.expected_rows([ids[:split], ids[split:]], exact)
+    if offsets is not None:
+        scale = None if weights is None else weights.double()
+        sizes = offsets.diff()
+        bag = torch.repeat_interleave(sizes)
+        scale = (
+            sizes.double().reciprocal()[bag] if bags == "mean" else torch.ones(10).double() if scale is None else scale
+        )
+        pooled = rows.new_zeros(6, rows.shape[1]).index_add(0, bag, rows * scale[:, None])
+        rows = pooled.view(2, 3, -1).transpose(0, 1)
+    expected = second_derivatives(rows, [core for train in exact for core in train])
+    for ours, wanted in zip(found, expected, strict=True):
+        assert checks.error(ours, wanted) < 1e-5
 
 
 def test_nothing_looked_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -250,3 +251,10 @@ def check_write_columns(device: str = "cpu") -> None:
         assert out[:, 1:3].isnan().all()
         numbers = row_numbers(ids, torch.tensor([[0, 0, 4], [1, 1, -1], [2, 0, -1]]).to(device), 2, 10)
         assert numbers.tolist() == [[5, -2, -1], [6, -4, -3], [4, -6, -5]]
+
+
+def second_derivatives(output: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Gradient of the squared norm of the gradient of the output's squared norm."""
+    first = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
+    total = torch.stack([gradient.to_dense().square().sum() for gradient in first]).sum()
+    return [gradient.to_dense() for gradient in torch.autograd.grad(total, inputs)]

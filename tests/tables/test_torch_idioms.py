@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
-from holdall.tables import Dense, HotCold, Method, TensorTrain
+from holdall.tables import (
+    Dense,
+    Frobenius,
+    Hashed,
+    HotCold,
+    Method,
+    MixedDimension,
+    Robe,
+    Table,
+    TensorTrain,
+)
+from holdall.tables.quantized import LearnedRoundingTable
 from tests.tables.cases import BAGS, CASES, build, some_ids
 
 methods = pytest.mark.parametrize("method", CASES.values(), ids=CASES.keys())
@@ -92,6 +103,77 @@ def test_parts_of_a_table_follow_its_choice() -> None:
 
 def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+LOOKUPS: dict[str, Callable[[Table], Tensor]] = {
+    "rows": lambda table: table.rows(some_ids(11)),
+    "few rows": lambda table: table.rows(torch.tensor([5])),
+    "bags of one id": lambda table: table(some_ids(11)[:, None]),
+    "bags": lambda table: table(some_ids(11), BAGS[:-1]),
+}
+
+
+def differentiates_bags(method: Method, use: str) -> bool:
+    """Whether a lookup has second derivatives: torch's `embedding_bag` has none, and refuses."""
+    if use in ("rows", "few rows"):
+        return True
+    if use == "bags":
+        return isinstance(method, Frobenius) or (isinstance(method, MixedDimension) and method.bits is not None)
+    return not isinstance(method, Dense | Hashed | MixedDimension) or getattr(method, "bits", None) is not None
+
+
+@methods
+@pytest.mark.parametrize("use", LOOKUPS)
+def test_second_derivatives_are_right_or_refused(method: Method, use: str) -> None:
+    table = build(method, 11, 4)
+    names = [name for name, _ in table.named_parameters()]
+    if not names or any(isinstance(part, LearnedRoundingTable) for part in table.modules()):
+        pytest.skip(f"{method.name} has no parameter, or gradients that are estimates, by design")
+    inputs = tuple(parameter.detach().clone().requires_grad_() for parameter in table.parameters())
+
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = table
+
+        def forward(self) -> Tensor:
+            return LOOKUPS[use](self.table)
+
+    def run(*values: Tensor) -> Tensor:
+        replaced = {f"table.{name}": value for name, value in zip(names, values, strict=True)}
+        return torch.func.functional_call(Lookup(), replaced, ())
+
+    if differentiates_bags(method, use):
+        assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+    else:
+        with pytest.raises(
+            NotImplementedError, match="the derivative for '_embedding_bag_backward' is not implemented"
+        ):
+            torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("method", [TensorTrain(rank=4), Frobenius(), Robe(size=300, block=4)])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_gradient_penalty_on_parameters(method: Method, sparse: bool) -> None:
+    """The penalty's gradient for parameters alone, where no gradient flows into the lookup from above."""
+    table = build(method, sparse=sparse)
+    parameters = list(table.parameters())
+
+    def penalty(*, create_graph: bool) -> Tensor:
+        loss = table(some_ids(37)[:, None]).sum() + table.rows(some_ids(37)).square().sum()
+        found = torch.autograd.grad(loss, parameters, create_graph=create_graph)
+        return torch.stack([gradient.to_dense().square().sum() for gradient in found]).sum()
+
+    slopes = torch.autograd.grad(penalty(create_graph=True), parameters)
+    directions = [torch.randn_like(parameter) for parameter in parameters]
+    sides = []
+    for step in (1e-5, -2e-5):
+        with torch.no_grad():
+            for parameter, direction in zip(parameters, directions, strict=True):
+                parameter.add_(direction, alpha=step)
+        sides.append(float(penalty(create_graph=False)))
+    found = sum(float((slope.to_dense() * way).sum()) for slope, way in zip(slopes, directions, strict=True))
+    assert found == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-6)
 
 
 def test_sparse_is_true_or_false() -> None:

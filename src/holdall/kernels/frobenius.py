@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holdall.kernels.dispatch import Path, takes_triton
+from holdall.kernels.second_derivative import gradients_of_reference, records_gradients
 
 if TYPE_CHECKING:
     from holdall.kernels import frobenius_triton
@@ -113,15 +113,17 @@ class _Bags(torch.autograd.Function):
             pooled = _pool(pooled, offsets, scale)
         elif scale is not None:
             pooled.mul_(scale.unsqueeze(1))
-        ctx.save_for_backward(pooled, i1, i2, a, b, basis, offsets, scale)
-        ctx.row_gradient = _sparse_rows if sparse else _sum_rows
+        ctx.save_for_backward(pooled, i1, i2, a, b, basis, offsets, scale, left, right)
+        ctx.sparse, ctx.row_gradient = sparse, _sparse_rows if sparse else _sum_rows
         ctx.side = side
         return pooled @ basis
 
     @staticmethod
-    @once_differentiable  # a, b and the pooled u are saved as constants: a second derivative would be silently wrong
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        pooled, i1, i2, a, b, basis, offsets, scale = ctx.saved_tensors
+        pooled, i1, i2, a, b, basis, offsets, scale, left, right = ctx.saved_tensors
+        if records_gradients():
+            factors, needed = (left, right, basis), ctx.needs_input_grad
+            return _reference_gradients(ctx.sparse, i1 * ctx.side + i2, offsets, scale, factors, needed, gradient)
         need_left, need_right, need_basis, _, _, need_scale, _ = ctx.needs_input_grad
         d_left = d_right = d_scale = None
         d = _repeated_product(gradient, basis, a.shape[1] // basis.shape[0])
@@ -136,6 +138,25 @@ class _Bags(torch.autograd.Function):
             d_left = ctx.row_gradient(d * b, i1, ctx.side) if need_left else None
             d_right = ctx.row_gradient(d.mul_(a), i2, ctx.side) if need_right else None
         return d_left, d_right, d_basis, None, None, d_scale, None
+
+
+def _reference_gradients(
+    sparse: bool,
+    ids: Tensor,
+    offsets: Tensor | None,
+    scale: Tensor | None,
+    factors: Factors,
+    needed: Sequence[bool],
+    gradient: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the arguments of `_Bags` that can be differentiated again."""
+
+    def bags(left: Tensor, right: Tensor, basis: Tensor, scale: Tensor | None) -> Tensor:
+        return frobenius_bags_reference(left, right, basis, ids, offsets, scale, sparse)
+
+    wanted = [*needed[:3], needed[5]]
+    d_left, d_right, d_basis, d_scale = gradients_of_reference(bags, [*factors, scale], wanted, gradient)
+    return d_left, d_right, d_basis, None, None, d_scale, None
 
 
 def frobenius_rows_many(factors: Sequence[Factors], ids: Tensor, *, path: Path | None = None) -> Tensor:
@@ -153,6 +174,12 @@ def frobenius_rows_many(factors: Sequence[Factors], ids: Tensor, *, path: Path |
     return _ManyRows.apply(ids, *(tensor for table in factors for tensor in table))
 
 
+def _rows_many_reference(factors: Sequence[Tensor], ids: Tensor) -> Tensor:
+    """Reference of `frobenius_rows_many`, for the factors of all tables in turn."""
+    lines = zip(_by_table(factors), ids, strict=True)
+    return torch.stack([frobenius_bags_reference(*table, line, None, None) for table, line in lines])
+
+
 class _ManyRows(torch.autograd.Function):
     """`_Bags` without bags, with the tables concatenated wherever an operation allows it."""
 
@@ -166,13 +193,15 @@ class _ManyRows(torch.autograd.Function):
         a, b = (_gather_many(tables, index) for tables, index in ((lefts, i1), (rights, i2)))
         u = _sum_terms((a * b).flatten(0, 1), bases.shape[1]).unflatten(0, ids.shape)
         starts = sides.cumsum(0) - sides
-        ctx.save_for_backward(u, (i1 + starts).flatten(), (i2 + starts).flatten(), a, b, bases)
+        ctx.save_for_backward(u, (i1 + starts).flatten(), (i2 + starts).flatten(), a, b, bases, ids, *factors)
         return u @ bases
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        u, i1, i2, a, b, bases = ctx.saved_tensors
+        u, i1, i2, a, b, bases, ids, *factors = ctx.saved_tensors
+        if records_gradients():
+            needed = ctx.needs_input_grad[1:]
+            return None, *gradients_of_reference(lambda *f: _rows_many_reference(f, ids), factors, needed, gradient)
         d = _repeated_product(gradient, bases, a.shape[2] // bases.shape[1])
         d_bases = u.transpose(1, 2) @ gradient
         d_lefts = _sum_rows((d * b).flatten(0, 1), i1, sum(ctx.sides)).split(ctx.sides)
@@ -213,11 +242,18 @@ class _FusedRows(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from holdall.kernels import frobenius_triton as fused
 
         ids, offsets, scale, u, *factors = ctx.saved_tensors
+        if records_gradients():
+            needed = ctx.needs_input_grad[4:]
+            if ids.dim() == 2:
+                by_table = gradients_of_reference(lambda *f: _rows_many_reference(f, ids), factors, needed, gradient)
+                return None, None, None, None, *by_table
+            needed = (*needed, False, False, ctx.needs_input_grad[2])
+            each = _reference_gradients(ctx.sparse, ids, offsets, scale, _by_table(factors)[0], needed, gradient)
+            return None, None, each[5], None, *each[:3]
         bag = None if offsets is None else bag_of(offsets, ids.numel())
         strides = (ids.stride(0), ids.stride(-1), ctx.num_bags, 1)
         lookups = fused.Lookups(ids, ids.shape[-1], ctx.num_bags, *strides, offsets, bag, scale)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holdall.kernels.dispatch import Path, takes_triton
 
@@ -122,7 +121,6 @@ class _DotInteraction(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (vectors_BVD,) = ctx.saved_tensors
         size, num_vectors, dim = vectors_BVD.shape

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holdall.common.eager import eager
 
@@ -42,7 +41,6 @@ class _Repeat(torch.autograd.Function):
         return rows.index_select(0, inverse)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         order, starts = ctx.saved_tensors
         return F.embedding_bag(order, grad.contiguous(), starts, mode="sum"), None, None, None

@@ -28,11 +28,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holdall.common.eager import eager
 from holdall.kernels.dispatch import Path as KernelPath
 from holdall.kernels.dispatch import takes_triton
+from holdall.kernels.second_derivative import gradients_of_reference, records_gradients
 
 Path = Literal["auto", "reference", "fast", "triton"]
 
@@ -60,7 +60,7 @@ def tensor_train_rows(ids: Tensor, cores: Sequence[Tensor], path: Path = "auto")
     """Rows [U, d_1*...*d_N] of 1-D int64 ids, which may repeat and come in any order.
 
     `auto` takes Triton's kernels where they are available (`kernel_path`) and fit, else the fast path for all but a
-    few ids. Both compute in the type of the cores, also under autocast, and can be differentiated once.
+    few ids. Both compute in the type of the cores, also under autocast, and have second derivatives (the reference's).
     """
     if ids.numel() == 0:
         return reference_rows(ids, cores)
@@ -255,16 +255,18 @@ class _PrefixProducts(torch.autograd.Function):
             taken = _take(prefix, slot, out=_scratch(prefix, len(ids)))
             rows = torch.bmm(_take(last, digits[-1]), taken.mT)  # [U, d_N, d_1*...*d_(N-1)]
         ctx.levels, ctx.slot, ctx.digit = levels, slot, digits[-1]
-        ctx.save_for_backward(*cores, *products, prefix, last)
+        ctx.save_for_backward(*cores, *products, prefix, last, ids)
         return rows.mT.reshape(len(ids), -1)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         levels = ctx.levels
         num_cores = len(levels) + 2
-        cores, products = ctx.saved_tensors[:num_cores], ctx.saved_tensors[num_cores:-2]
-        prefix, last = ctx.saved_tensors[-2:]
+        cores, products = ctx.saved_tensors[:num_cores], ctx.saved_tensors[num_cores:-3]
+        prefix, last, ids = ctx.saved_tensors[-3:]
+        if records_gradients():
+            needed = ctx.needs_input_grad[1:]
+            return None, *gradients_of_reference(lambda *train: reference_rows(ids, train), cores, needed, grad)
         grad = grad.reshape(len(grad), -1, last.shape[1])
         scratch = _scratch(prefix, len(grad))
         grad_last = torch.bmm(grad.mT.contiguous(), _take(prefix, ctx.slot, out=scratch))

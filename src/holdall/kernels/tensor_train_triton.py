@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from holdall.kernels import lookup_triton
 from holdall.kernels.row_gradient import RowGradient
+from holdall.kernels.second_derivative import gradients_of_reference, records_gradients
+from holdall.kernels.tensor_train import reference_rows
 from holdall.kernels.tensor_train_layout_triton import find_distinct, trains_of
 from holdall.kernels.tensor_train_products_triton import core_gradients, distinct_rows, prefix_products
 from holdall.kernels.tensor_train_sums_triton import sum_by_id
@@ -47,7 +48,7 @@ def train_vectors(
     """Rows [L, dim] of ids [L], or with `offsets` sums or means over bags [B, T, dim], of T trains of three cores each.
 
     Lookups are train-major: the same number for each train, or by `offsets` [T * B + 1]. Ids must be in range.
-    `weights` [L] go with sums. Differentiable once, in the cores.
+    `weights` [L] go with sums. Differentiable in the cores.
     """
     cores = [core if core.is_contiguous() else core.contiguous() for train in trains for core in train]
     if weights is not None and offsets is None:
@@ -74,7 +75,7 @@ class _Vectors(torch.autograd.Function):
         rows = distinct_rows(trains, distinct, cores, products)
         if training:
             ctx.empty, ctx.mean, ctx.trains, ctx.distinct, ctx.products = False, mean, trains, distinct, products
-            ctx.save_for_backward(offsets, weights, *cores)
+            ctx.save_for_backward(ids, offsets, weights, *cores)
         if offsets is None:
             return lookup_triton.gather(rows, distinct.id_of, rows.dtype)  # index_select took 41 us, this 6: 65,536 ids
         return lookup_triton.pool(
@@ -82,11 +83,16 @@ class _Vectors(torch.autograd.Function):
         )
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.empty:
             return None, None, None, None, *(grad.new_zeros(shape) for shape in ctx.shapes)
-        offsets, weights, *cores = ctx.saved_tensors
+        ids, offsets, weights, *cores = ctx.saved_tensors
+        if records_gradients():
+
+            def vectors(*cores: Tensor) -> Tensor:
+                return _reference_vectors(ids.long(), offsets, weights, ctx.mean, cores)
+
+            return None, None, None, None, *gradients_of_reference(vectors, cores, ctx.needs_input_grad[4:], grad)
         trains, distinct = ctx.trains, ctx.distinct
         grad = grad.reshape(-1, trains.dim).contiguous()
         bag_of = None
@@ -100,3 +106,27 @@ class _Vectors(torch.autograd.Function):
         grad_rows = sum_by_id(distinct, RowGradient(distinct.run_of, grad, bag_of, weights))
         grads = core_gradients(trains, distinct, cores, ctx.products, grad_rows)
         return None, None, None, None, *grads
+
+
+def _reference_vectors(
+    ids: Tensor, offsets: Tensor | None, weights: Tensor | None, mean: bool, cores: Sequence[Tensor]
+) -> Tensor:
+    """Reference of `train_vectors`, for the cores of all trains in turn."""
+    num_trains = len(cores) // 3
+    num_bags = 0 if offsets is None else (offsets.numel() - 1) // num_trains
+    ends = offsets[num_bags::num_bags].tolist() if offsets is not None and num_bags else []
+    lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)] or [
+        ids.numel() // num_trains
+    ] * num_trains
+    parts = zip(ids.split(lengths), range(0, len(cores), 3), strict=True)
+    rows = torch.cat([reference_rows(part, cores[first : first + 3]) for part, first in parts])
+    if offsets is None:
+        return rows
+    sizes = offsets.diff()
+    bag = torch.repeat_interleave(sizes, output_size=ids.numel())
+    if mean:
+        weights = sizes.to(rows.dtype).reciprocal()[bag]
+    if weights is not None:
+        rows = rows * weights[:, None].to(rows.dtype)
+    sums = rows.new_zeros(sizes.numel(), rows.shape[1]).index_add(0, bag, rows)
+    return sums.view(num_trains, num_bags, -1).transpose(0, 1)

@@ -255,7 +255,8 @@ class LearnedRoundingTable(Table):
     `row = step * round(clamp(w / step, -127, 127))`, `step = exp(log_step) * max|w| / 127`. Gradients are those of
     learned step size quantisation (Esser et al., arXiv:1902.08153): straight through to w where it is not clipped, and
     `round(w/step) - w/step` (or the clip) to the step. The step is learned as a factor of the row's own range, because
-    fresh rows are tiny and grow a hundredfold: an absolute step would first clip them and then overshoot.
+    fresh rows are tiny and grow a hundredfold: an absolute step would first clip them and then overshoot. These
+    gradients are estimates: their own derivatives are those of the formulas with the rounding held fixed.
 
     `weight` [num_rows, dim] and `log_step` [num_rows, 1] count as floating point numbers; `freeze()` gives the table of
     codes with the same rows.
