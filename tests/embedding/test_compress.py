@@ -217,10 +217,10 @@ def test_the_report_reads_well() -> None:
 
 
 REPORT = """\
-compressed     method                        rows  dim    before    after  error
-users          Hashed(buckets=282, seed=0)  5,000   16  320.0 KB  18.0 KB
+compressed     method                rows  dim    before    after  error
+users          Hashed(buckets=282)  5,000   16  320.0 KB  18.0 KB
 = readers
-encoder.goods  Hashed(buckets=357, seed=0)  8,000   16  512.0 KB  22.8 KB
+encoder.goods  Hashed(buckets=357)  8,000   16  512.0 KB  22.8 KB
 
 left alone  because                         rows  dim     bytes
 small       stays dense within the budget     10   16     640 B

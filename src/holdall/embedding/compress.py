@@ -39,7 +39,7 @@ def compress(
     method for all, a name to be sized by the budget, or one by module name, which leaves out all others.
 
     Tables with fewer than `min_rows` rows stay dense: by default those of fewer than 1,000 rows when there is no
-    budget. Under a budget small tables stay dense as long as it has room, and those of at most 16 rows always. Tables
+    budget. Under a budget small tables stay dense as long as it allows, and those of at most 16 rows always. Tables
     that `exclude` names, by themselves or by a module that they are in, are left alone and not counted. So are modules
     that mean more than their rows: max_norm, weights that another module shares, hooks, parametrizations, subclasses
     with methods of their own. The report has the reason.
@@ -155,7 +155,7 @@ def _by_name(
             raise ConfigError(f"{name} {table.reason}: leave it out of method; nothing was changed")
     left = _Left("is not named in method", False)
     return {
-        table: KEPT if chosen.get(table) == Dense() else chosen.get(table, left)
+        table: _Left(KEPT.reason, False) if chosen.get(table) == Dense() else chosen.get(table, left)
         for table in tables
         if table not in excluded
     }
