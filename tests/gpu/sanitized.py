@@ -6,13 +6,13 @@ import sys
 
 import torch
 
-from holdall.optim.records import NAMES
+from holdall.optim.records import RECORDS
 from tests.kernels import frobenius_checks, host_rows_checks, mixed_lookup_checks, train_checks, triton_checks
 
 
 def tables() -> None:
     """Dense and Frobenius tables, and the interaction."""
-    for optimizer in NAMES:
+    for optimizer in RECORDS:
         triton_checks.check_update(optimizer, num_lookups=333, num_rows=41, dim=20, kind="long runs", device="cuda")
     triton_checks.check_norm(333, 41, 20, "long runs", "cuda")
     triton_checks.check_stochastic("sgd", torch.bfloat16, "cuda")

@@ -16,7 +16,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
+from holdall.optim.records import RECORDS
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.cuda_graph import capture, forbid_synchronization
 from holdall.tables import Frobenius, HotCold
@@ -177,7 +177,7 @@ def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch
     checks.check_stochastic(optimizer, dtype, "cuda")
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", RECORDS)
 def test_settings_on_the_device(optimizer: str) -> None:
     checks.check_settings_on_the_device(optimizer, "cuda")
 

@@ -25,7 +25,15 @@ from holdall.kernels import frobenius_kernels_triton as frobenius
 from holdall.kernels import interaction_triton, lookup_triton, row_update_triton
 from holdall.kernels.row_update import UpdateRule
 
-SCALARS = {"lr": "fp32", "eps": "fp32", "beta1": "fp32", "beta2": "fp32", "correction1": "fp32", "correction2": "fp32"}
+SCALARS = {
+    "lr": "fp32",
+    "eps": "fp32",
+    "beta1": "fp32",
+    "beta2": "fp32",
+    "correction1": "fp32",
+    "correction2": "fp32",
+    "decay": "fp32",
+}
 INTEGERS = {
     "meta", "values", "offsets", "bag_of", "rows", "info", "ids", "order", "crossing", "num_crossing", "key",
     "lookup_weights",
@@ -80,8 +88,8 @@ def test_frobenius_of_rows(rank: int, kind: str) -> None:
 @pytest.mark.parametrize("rule", UpdateRule)
 def test_row_update(rule: UpdateRule) -> None:
     shared = {
-        "RULE": rule.value, "FRACTION": 7, "LEAST": 8, "DEVICE_RATES": True, "SCALED": True, "BLOCK_K": 8,
-        "BLOCK_D": 64,
+        "RULE": rule.value, "FRACTION": 7, "LEAST": 8, "DEVICE_RATES": True, "SCALED": True, "DECAYS": True,
+        "BLOCK_K": 8, "BLOCK_D": 64,
     }  # fmt: skip
     types = {"weight": "*bf16"}
     runs = compiled(row_update_triton._sum_runs_kernel, 1, types, HAS_BAGS=True, WEIGHTED=False, LONG_RUN=16, **shared)

@@ -13,7 +13,7 @@ from holdall.kernels.row_gradient import RowGradient, sum_by_row_reference
 from holdall.kernels.row_update import DeviceScalars, UpdateScalars
 from holdall.optim.records import RECORDS
 
-SCALARS = UpdateScalars(lr=0.1, eps=1e-3, betas=(0.8, 0.95), step=3)
+SCALARS = UpdateScalars(lr=0.1, eps=1e-3, betas=(0.8, 0.95), step=3, momentum=0.7)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 
 
@@ -51,6 +51,7 @@ def check_update(
     weighted: bool = False,
     weight_dtype: torch.dtype = torch.float32,
     grad_dtype: torch.dtype = torch.float32,
+    weight_decay: float = 0.0,
     device: str = "cpu",
     seed: int = 0,
 ) -> None:
@@ -77,8 +78,9 @@ def check_update(
     )
     before = weight.clone()
     touched, summed = sum_by_row_reference(exact)
-    record.row_update(expected[0], touched, summed, SCALARS, *expected[1:])
-    update_rows(record.row_rule, weight, states, gradient, SCALARS)
+    scalars = replace(SCALARS, weight_decay=weight_decay)
+    record.row_update(expected[0], touched, summed, scalars, *expected[1:])
+    update_rows(record.row_rule, weight, states, gradient, scalars)
     assert error(weight, expected[0]) < TOLERANCE[weight_dtype], optimizer
     for state, wanted in zip(states, expected[1:], strict=True):
         assert error(state, wanted) < TOLERANCE[torch.float32], optimizer
@@ -187,7 +189,7 @@ def check_settings_on_the_device(optimizer: str, device: str = "cpu") -> None:
         if on_device:
             rates = torch.tensor([0.1, 1 - 0.8**3, 1 - 0.95**3], device=device)
             given = DeviceScalars(rates=rates, scale=torch.tensor(0.25, device=device))
-            host = UpdateScalars(eps=SCALARS.eps, betas=SCALARS.betas)
+            host = UpdateScalars(eps=SCALARS.eps, betas=SCALARS.betas, momentum=SCALARS.momentum)
             update_rows(record.row_rule, weight, states, RowGradient(ids, grad), host, given)
         else:
             update_rows(record.row_rule, weight, states, RowGradient(ids, grad * 0.25), SCALARS)

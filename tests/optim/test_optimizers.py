@@ -42,10 +42,10 @@ def batch(step: int) -> Ids:
 
 
 def train(
-    fused: bool, name: str, steps: int = 4, clip: float | None = None, eps: float = 1e-8
+    fused: bool, name: str, steps: int = 4, clip: float | None = None, eps: float = 1e-8, **numbers: float
 ) -> tuple[Model, Optimizers]:
     model = Model(fused)
-    optimizers = Optimizers(model, OptimizerConfig(name=name, lr=0.1, eps=eps))
+    optimizers = Optimizers(model, OptimizerConfig(name=name, lr=0.1, eps=eps, **numbers))
     for step in range(steps):
         model(batch(step)).square().sum().backward()
         if clip is not None:
@@ -60,6 +60,88 @@ def test_packed_updates_equal_sparse_gradient_updates(name: str, clip: float | N
     packed, plain = train(True, name, clip=clip)[0], train(False, name, clip=clip)[0]
     for found, expected in zip(packed.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+DECAYED = [(name, {"weight_decay": 0.05}) for name in NAMES] + [
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.05}),
+]
+"""Optimizers with weight decay or momentum."""
+
+
+@pytest.mark.parametrize(("name", "numbers"), DECAYED)
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_packed_updates_with_momentum_and_weight_decay(
+    name: str, numbers: dict[str, float], clip: float | None
+) -> None:
+    packed, plain = (train(fused, name, clip=clip, **numbers)[0] for fused in (True, False))
+    unlike = train(True, name, clip=clip)[0]
+    for found, expected in zip(packed.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(packed.bags.table("a").weight, unlike.bags.table("a").weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "reference"),
+    [
+        ("sgd", {"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+        (
+            "sgd",
+            {"momentum": 0.9, "weight_decay": 0.05},
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.05),
+        ),
+        ("sgd", {"weight_decay": 0.05}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.05)),
+        ("adagrad", {"weight_decay": 0.05}, lambda p: torch.optim.Adagrad(p, lr=0.1, eps=1e-8, weight_decay=0.05)),
+        ("adam", {"weight_decay": 0.05}, lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.05)),
+        ("adamw", {"weight_decay": 0.05}, lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.05)),
+        ("adamw", {}, lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.0)),
+    ],
+)
+def test_momentum_and_weight_decay_equal_torch_where_every_step_touches_every_row(
+    name: str, numbers: dict[str, float], reference: object
+) -> None:
+    """Torch's optimizers take no sparse gradients with these, so theirs are dense."""
+    ours, theirs = Model(fused=True), Model(fused=False)
+    theirs_optimizer = reference(theirs.parameters())
+    optimizers = Optimizers(ours, OptimizerConfig(name=name, lr=0.1, **numbers))
+    every = Ids(torch.stack([torch.arange(50), torch.arange(50) % 7]), None, 2)
+    for step in range(5):
+        for model in (ours, theirs):
+            (model(every) - step).square().mean().backward()
+        for parameter in theirs.parameters():
+            parameter.grad = parameter.grad.to_dense()
+        optimizers.step()
+        theirs_optimizer.step()
+        theirs_optimizer.zero_grad()
+    for found, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize(("name", "numbers"), DECAYED)
+def test_momentum_and_weight_decay_reach_touched_rows_only(name: str, numbers: dict[str, float]) -> None:
+    model = Model(fused=True)
+    optimizers = Optimizers(model, OptimizerConfig(name=name, lr=0.1, **numbers))
+    model(Ids(torch.tensor([[3], [2]]), None, 2)).square().sum().backward()
+    optimizers.step()
+    before = model.bags.table("a").materialize()
+    model(Ids(torch.tensor([[5], [2]]), None, 2)).square().sum().backward()
+    optimizers.step()
+    changed = (model.bags.table("a").materialize() != before).any(1)
+    assert changed.nonzero().flatten().tolist() == [5]
+
+
+def test_weight_decay_on_planted_numbers() -> None:
+    """w = 2, g = 3, lr = 0.1, weight decay 0.5: 2 - 0.1 * (3 + 1), and then with the momentum of that."""
+    model = Model(fused=True)
+    optimizers = Optimizers(model, OptimizerConfig(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.5))
+    weight = model.bags.table("b").weight
+    ids = Ids(torch.tensor([[0], [2]]), None, 2)
+    for expected in (1.6, 1.6 - 0.1 * (0.5 * 4 + 3 + 0.8)):
+        if expected == 1.6:
+            weight.data[2] = 2.0
+        (model.bags(ids)[:, 1] * 3.0).sum().backward()
+        optimizers.step()
+        assert weight[2].tolist() == pytest.approx([expected] * 3)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +275,12 @@ def test_bad_settings() -> None:
         OptimizerConfig(name="adagard")
     with pytest.raises(ConfigError, match="above 0"):
         OptimizerConfig(lr=0.0)
+    with pytest.raises(ConfigError, match="momentum goes with sgd, not with adam"):
+        OptimizerConfig(name="adam", momentum=0.9)
+    with pytest.raises(ConfigError, match="from 0 to below 1, not 1"):
+        OptimizerConfig(name="sgd", momentum=1.0)
+    with pytest.raises(ConfigError, match="weight decay must be 0 or more"):
+        OptimizerConfig(weight_decay=-0.1)
 
 
 def test_tables_that_update_themselves_take_sgd_only() -> None:
@@ -201,6 +289,8 @@ def test_tables_that_update_themselves_take_sgd_only() -> None:
     bags = EmbeddingBags.build(ROWS, 4, {"a": method})
     with pytest.raises(ConfigError, match="use sgd, not adam"):
         Optimizers(bags, OptimizerConfig(name="adam"))
+    with pytest.raises(ConfigError, match="use sgd, not momentum or weight decay"):
+        Optimizers(bags, OptimizerConfig(name="sgd", weight_decay=0.1))
     optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=1.0))
     before = bags.table("a").materialize()
     ids = Ids(torch.tensor([[3], [0]]), None, 2)

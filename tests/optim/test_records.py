@@ -6,30 +6,49 @@ import pytest
 import torch
 from torch import nn
 
-from holdall.optim.records import NAMES, RECORDS
+from holdall.optim.dense_optimizers import DenseNumbers
+from holdall.optim.records import MEASURED, NAMES, RECORDS
 
 ROW_STATE = {
     "sgd": {},
+    "momentum_sgd": {"momentum_buffer": (10, 3)},
     "adagrad": {"sum": (10, 3)},
     "rowwise_adagrad": {"sum": (10,)},
     "adam": {"exp_avg": (10, 3), "exp_avg_sq": (10, 3)},
+    "adamw": {"exp_avg": (10, 3), "exp_avg_sq": (10, 3)},
 }
 DENSE_STATE = {
     "sgd": [],
+    "momentum_sgd": ["momentum_buffer"],
     "adagrad": ["step", "sum"],
     "rowwise_adagrad": ["step", "sum"],
     "adam": ["step", "exp_avg", "exp_avg_sq"],
+    "adamw": ["step", "exp_avg", "exp_avg_sq"],
 }
-ROW_SLOT_BYTES = {"sgd": (), "adagrad": (64,), "rowwise_adagrad": (4,), "adam": (64, 64)}
+ROW_SLOT_BYTES = {
+    "sgd": (),
+    "momentum_sgd": (64,),
+    "adagrad": (64,),
+    "rowwise_adagrad": (4,),
+    "adam": (64, 64),
+    "adamw": (64, 64),
+}
 
 
 def test_every_name_has_its_record() -> None:
-    assert tuple(RECORDS) == NAMES
+    assert set(RECORDS) == {*NAMES, "momentum_sgd"}
     assert all(record.name == name for name, record in RECORDS.items())
-    assert len({record.row_rule for record in RECORDS.values()}) == len(NAMES)
+    assert len({record.row_rule for record in RECORDS.values()}) == len(RECORDS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_that_is_not_measured_has_the_rates_of_one_with_as_much_state() -> None:
+    assert MEASURED == ("sgd", "adagrad", "rowwise_adagrad", "adam")
+    for record in RECORDS.values():
+        assert record.rates in MEASURED
+        assert record.row_state_bytes(16) == RECORDS[record.rates].row_state_bytes(16)
+
+
+@pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize(
     ("dtype", "state_dtype"),
     [(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.float64, torch.float64)],
@@ -40,7 +59,7 @@ def test_row_state(name: str, dtype: torch.dtype, state_dtype: torch.dtype) -> N
     assert all(tensor.dtype == state_dtype and not tensor.any() for tensor in state.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECORDS)
 def test_bytes_of_row_state(name: str) -> None:
     record = RECORDS[name]
     assert record.row_slot_bytes(16) == ROW_SLOT_BYTES[name]
@@ -48,13 +67,14 @@ def test_bytes_of_row_state(name: str) -> None:
     assert 10 * record.row_state_bytes(16) == stored
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dense_state_is_what_torch_keeps(name: str, dtype: torch.dtype) -> None:
     """The state made at once has the names, shapes and bytes of the state after a step."""
     record = RECORDS[name]
     parameter = nn.Parameter(torch.ones(4, 5, dtype=dtype))
-    optimizer = record.dense_optimizer([{"params": [parameter], "lr": 0.1}], 1e-8, (0.9, 0.999))
+    momentum = 0.9 if name == "momentum_sgd" else 0.0
+    optimizer = record.dense_optimizer([{"params": [parameter], "lr": 0.1}], DenseNumbers(momentum=momentum))
     before = {slot: tensor.clone() for slot, tensor in optimizer.state[parameter].items()}
     assert list(before) == DENSE_STATE[name]
     assert sum(tensor.nbytes for tensor in before.values()) == record.dense_state_bytes(parameter)

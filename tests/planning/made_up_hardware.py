@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdall.data.schema import DenseColumn, Feature, Schema
-from holdall.optim.records import NAMES
+from holdall.optim.records import MEASURED
 from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import (
     Captured,
@@ -41,7 +41,7 @@ def hardware(**changes: Any) -> Hardware:
     """A row of 64 bytes costs 10 ns to look up, 1 us to bring from the host or back, 100 us from disk."""
     dense = tuple(
         TableCost({"method": "dense"}, dim, optimizer, Cost(0.0, 1e-8, 0.0), Cost(0.0, 2e-8, 0.0))
-        for dim, optimizer in product((4, 64), NAMES)
+        for dim, optimizer in product((4, 64), MEASURED)
     )
     compressed = tuple(
         TableCost(method, dim, "rowwise_adagrad", Cost(1e-6, 1e-7, 0.0), Cost(1e-6, 1e-7, 0.0))
@@ -71,7 +71,7 @@ def hardware(**changes: Any) -> Hardware:
         "layers": tuple(Layer(a, b, _rising(a * b)) for a, b in product((4, 1024), (4, 1024))),
         "interactions": tuple(Interaction(v, d, _rising(v * v * d)) for v, d in product((2, 64), (4, 64))),
         "stack": {"forward": Line(0.0, 1e-10), "backward": Line(0.0, 1e-10)},
-        "dense_update": dict.fromkeys(NAMES, Line(0.0, 1e-9)),
+        "dense_update": dict.fromkeys(MEASURED, Line(0.0, 1e-9)),
         "read": Line(0.0, 1e-9),
         "overlap": 0.0,
         "call": 1e-6,

@@ -12,7 +12,7 @@ from holdall.models import DCNConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
+from holdall.optim.records import RECORDS
 from holdall.planning.config import PlanConfig
 from holdall.planning.memory_cost import compressed_bytes
 from holdall.planning.plan import Plan
@@ -34,7 +34,7 @@ def state_bytes(optimizers: Optimizers) -> int:
     return sum(tensor.nbytes for tensor in optimizers.tensors().values())
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", RECORDS)
 @pytest.mark.parametrize("case", [name for name, method in CASES.items() if not isinstance(method, Dense)])
 def test_compressed_tables(case: str, optimizer: str) -> None:
     table = CASES[case].build(777, 8)
@@ -43,11 +43,11 @@ def test_compressed_tables(case: str, optimizer: str) -> None:
     found = compressed_bytes(CASES[case], 777, 8, optimizer)
     assert found.parameters == sum(parameter.nbytes for parameter in table.parameters())
     assert found.buffers == sum(buffer.nbytes for buffer in table.buffers())
-    made = Optimizers(table, OptimizerConfig(name=optimizer))  # type: ignore[arg-type]
+    made = Optimizers(table, OptimizerConfig.of_record(optimizer))
     assert found.state == state_bytes(made)
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", RECORDS)
 @pytest.mark.parametrize("config", [DLRMConfig(dim=8, bottom=(16,), top=(32, 8)), DCNConfig(dim=8, top=(16,))])
 def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer: str) -> None:
     """The rehearsal has seen batches of 16 and 32; this is one of 500."""
@@ -55,7 +55,7 @@ def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer
     lengths = dict.fromkeys(ROWS, 1.0)
     work = trace_workload(config, schema, optimizer, lengths)
     model = config.build(schema)
-    optimizers = Optimizers(model, OptimizerConfig(name=optimizer))  # type: ignore[arg-type]
+    optimizers = Optimizers(model, OptimizerConfig.of_record(optimizer))
     batch = _batch(schema, 500, lengths)
     _step(model, optimizers, batch)
     with LiveBytes() as live:
@@ -94,7 +94,7 @@ def placed(made: Plan, folder: Path) -> Model:
     tiers = place(model, made.hot_rows(), "cpu", num_buffers=num_buffers, tails=made.tails(), folder=folder)
     for pack in tiers.packs:
         pack.reserve(made.forecast.staging_rows[made.table(next(iter(pack.tables))).tail])
-    Optimizers(model, OptimizerConfig(name=made.optimizer))  # type: ignore[arg-type]
+    Optimizers(model, OptimizerConfig.of_record(made.optimizer))
     return model
 
 
@@ -105,13 +105,15 @@ def bare(config: PlanConfig) -> int:
     return made.total("device")
 
 
-@pytest.mark.parametrize("optimizer", NAMES)
+@pytest.mark.parametrize("optimizer", RECORDS)
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("where", ["el-rec", "mixed"])
 def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, where: str, tmp_path: Path) -> None:
     """Compressed tables beside tails in memory; and tails in memory beside others on disk."""
-    config = replace(SMALL, optimizer=optimizer, prefetch=prefetch)  # type: ignore[arg-type]
-    extra = {"sgd": 30_000, "rowwise_adagrad": 35_000, "adagrad": 70_000, "adam": 100_000}[optimizer]
+    chosen = OptimizerConfig.of_record(optimizer)
+    config = replace(SMALL, optimizer=chosen.name, momentum=chosen.momentum, prefetch=prefetch)
+    extra = 30_000 + 35_000 * sum(not slot.per_row for slot in RECORDS[optimizer].row_slots)
+    extra += 5_000 * (optimizer == "rowwise_adagrad")
     config = replace(config, device_memory=str(bare(config) + extra * (1 + prefetch)), host_memory="1GB")
     made = plan_tables(schema_of(ROWS), lookups(ROWS), replace(config, preset="el-rec"), hardware())
     if where == "mixed":

@@ -13,6 +13,7 @@ from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.optim.records import RECORDS
 from holdall.planning.config import PlanConfig
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan, predict
@@ -118,6 +119,7 @@ def test_a_run_resumes_by_its_plan_and_by_no_other(data: Path, tmp_path: Path) -
     [
         ({"batch_size": 64}, "--batch-size 64 is not what .*plan.json was made for .128."),
         ({"optimizer": "adam"}, "--optimizer adam is not what"),
+        ({"optimizer": "sgd", "momentum": 0.9}, "--optimizer sgd is not what"),
         ({"dim": 32}, "--dim 32 is not what"),
         ({"strategy": "host"}, "--strategy host is not what"),
     ],
@@ -129,6 +131,29 @@ def test_settings_that_contradict_the_plan(
     with pytest.raises(ConfigError, match=message):
         train(data, tmp_path / "run", TrainConfig.of(plan=str(path), **options), quiet=True)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_counts_the_state_of_momentum(data: Path, tmp_path: Path) -> None:
+    """And it is followed with --momentum only, as one that counts none is followed without."""
+    first = names(data)[0]
+    places = {first: {"hot_rows": 6, "tail": "host"}}
+    path = made(data, tmp_path / "plan.json", places, optimizer="momentum_sgd")
+    forecasts = [Plan.load(made(data, tmp_path / f"{name}.json", places, optimizer=name)).forecast for name in RECORDS]
+    state = {name: made.memory["host"]["table_state"] for name, made in zip(RECORDS, forecasts, strict=True) if made}
+    assert state["momentum_sgd"] == state["adagrad"] > state["sgd"] == 0
+    with pytest.raises(ConfigError, match="was made with --momentum, whose state takes memory: give it here"):
+        train(data, tmp_path / "run", TrainConfig.of(plan=str(path), optimizer="sgd"), quiet=True)
+    plain = made(data, tmp_path / "plain.json", {}, optimizer="sgd")
+    with_momentum = TrainConfig.of(plan=str(plain), optimizer="sgd", momentum=0.9)
+    with pytest.raises(ConfigError, match=r"was made without --momentum, .*: plan again with it"):
+        train(data, tmp_path / "run", with_momentum, quiet=True)
+    settings = {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.01, "steps": 8, "deterministic": True}
+    train(data, tmp_path / "planned", TrainConfig.of(plan=str(path), lr=0.05, **settings), quiet=True)
+    train(data, tmp_path / "plain", SMALL.replace(**settings), quiet=True)
+    ours, theirs = model_of(tmp_path / "planned"), model_of(tmp_path / "plain")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert any("momentum_buffer" in name for name in theirs)
 
 
 @pytest.mark.parametrize("name", ["method", "budget", "hot_bytes"])

@@ -25,6 +25,8 @@ class UpdateRule(IntEnum):
     ROWWISE_ADAGRAD = 2
     ADAM = 3
     NORM = 4
+    MOMENTUM_SGD = 5
+    ADAMW = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,9 @@ class UpdateScalars:
     betas: tuple[float, float] = (0.9, 0.999)
     step: int = 1
     """Global step, counted from 1."""
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    """An update adds `weight_decay * w` to the gradient of a touched row; `adamw` shrinks the row instead."""
     rounding: tuple[int, int] | None = None
     """`stochastic.keys` of the step: two-byte storages are rounded stochastically. To nearest when None."""
 
@@ -55,10 +60,11 @@ class DeviceScalars:
 NO_DEVICE_SCALARS = DeviceScalars()
 
 
-def _working(weight: Tensor, ids: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The touched rows and their gradient, in the type to compute in."""
+def _working(weight: Tensor, ids: Tensor, grad: Tensor, weight_decay: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The touched rows and their gradient with weight decay, in the type to compute in."""
     dtype = torch.float32 if weight.dtype in (torch.bfloat16, torch.float16) else weight.dtype
-    return weight.index_select(0, ids).to(dtype), grad.to(dtype)
+    rows, grad = weight.index_select(0, ids).to(dtype), grad.to(dtype)
+    return rows, grad.add(rows, alpha=weight_decay) if weight_decay else grad
 
 
 def _store(weight: Tensor, ids: Tensor, rows: Tensor, scalars: UpdateScalars) -> None:
@@ -71,13 +77,21 @@ def _store(weight: Tensor, ids: Tensor, rows: Tensor, scalars: UpdateScalars) ->
 
 def sgd(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars) -> None:
     """w -= lr * g."""
-    rows, grad = _working(weight, ids, grad)
+    rows, grad = _working(weight, ids, grad, scalars.weight_decay)
     _store(weight, ids, rows.sub_(grad, alpha=scalars.lr), scalars)
+
+
+def momentum_sgd(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, momentum_buffer: Tensor) -> None:
+    """b = momentum * b + g; w -= lr * b. `momentum_buffer` is [R, dim]; it decays only when its row is touched."""
+    rows, grad = _working(weight, ids, grad, scalars.weight_decay)
+    buffer = momentum_buffer.index_select(0, ids).mul_(scalars.momentum).add_(grad)
+    momentum_buffer.index_copy_(0, ids, buffer)
+    _store(weight, ids, rows.sub_(buffer, alpha=scalars.lr), scalars)
 
 
 def adagrad(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, sum: Tensor) -> None:
     """s += g^2; w -= lr * g / (sqrt(s) + eps). `sum` is [R, dim]."""
-    rows, grad = _working(weight, ids, grad)
+    rows, grad = _working(weight, ids, grad, scalars.weight_decay)
     total = sum.index_select(0, ids).addcmul_(grad, grad)
     sum.index_copy_(0, ids, total)
     rows.addcdiv_(grad, total.sqrt_().add_(scalars.eps), value=-scalars.lr)
@@ -86,7 +100,7 @@ def adagrad(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, s
 
 def rowwise_adagrad(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, sum: Tensor) -> None:
     """s += mean(g^2) over the row; w -= lr * g / (sqrt(s) + eps). `sum` is [R]: one number a row."""
-    rows, grad = _working(weight, ids, grad)
+    rows, grad = _working(weight, ids, grad, scalars.weight_decay)
     total = sum.index_select(0, ids).add_(grad.square().mean(1))
     sum.index_copy_(0, ids, total)
     rows.sub_(grad.mul_((total.sqrt_().add_(scalars.eps).reciprocal_() * scalars.lr)[:, None]))
@@ -97,8 +111,29 @@ def adam(
     weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, exp_avg: Tensor, exp_avg_sq: Tensor
 ) -> None:
     """Lazy Adam: moments decay only when their row is touched, bias is corrected by the global step."""
-    (beta1, beta2), step = scalars.betas, scalars.step
+    rows, grad = _working(weight, ids, grad, scalars.weight_decay)
+    _adam_step(weight, ids, rows, grad, scalars, exp_avg, exp_avg_sq)
+
+
+def adamw(
+    weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, exp_avg: Tensor, exp_avg_sq: Tensor
+) -> None:
+    """Lazy Adam after w *= 1 - lr * weight_decay, of the touched rows."""
     rows, grad = _working(weight, ids, grad)
+    rows.mul_(1 - scalars.lr * scalars.weight_decay)
+    _adam_step(weight, ids, rows, grad, scalars, exp_avg, exp_avg_sq)
+
+
+def _adam_step(
+    weight: Tensor,
+    ids: Tensor,
+    rows: Tensor,
+    grad: Tensor,
+    scalars: UpdateScalars,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+) -> None:
+    (beta1, beta2), step = scalars.betas, scalars.step
     first = exp_avg.index_select(0, ids).lerp_(grad, 1 - beta1)
     second = exp_avg_sq.index_select(0, ids).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     exp_avg.index_copy_(0, ids, first)

@@ -32,6 +32,8 @@ ADAGRAD = tl.constexpr(UpdateRule.ADAGRAD.value)
 ROWWISE_ADAGRAD = tl.constexpr(UpdateRule.ROWWISE_ADAGRAD.value)
 ADAM = tl.constexpr(UpdateRule.ADAM.value)
 NORM = tl.constexpr(UpdateRule.NORM.value)
+MOMENTUM_SGD = tl.constexpr(UpdateRule.MOMENTUM_SGD.value)
+ADAMW = tl.constexpr(UpdateRule.ADAMW.value)
 
 ELEMENTS = 4096
 """Numbers a program of one warp keeps, as many as leave registers for the rows and their state. 1.7 million lookups,
@@ -76,9 +78,9 @@ def _rounded(value, cell, key, FRACTION: tl.constexpr, LEAST: tl.constexpr):  # 
 
 @triton.jit
 def _update(  # type: ignore[no-untyped-def]
-    weight, state, second_state, row, mask_row, grad, dim, lr, eps, beta1, beta2, correction1, correction2, rates,
-    scale, key, RULE: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK_D: tl.constexpr,
+    weight, state, second_state, row, mask_row, grad, dim, lr, eps, beta1, beta2, correction1, correction2, decay,
+    rates, scale, key, RULE: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
+    SCALED: tl.constexpr, DECAYS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Apply summed gradients `grad` [K, BLOCK_D] to the rows `row` [K] where `mask_row`."""
     column = tl.arange(0, BLOCK_D)
@@ -91,8 +93,17 @@ def _update(  # type: ignore[no-untyped-def]
         correction2 = tl.load(rates + 2)
     if SCALED:
         grad *= tl.load(scale)
+    if DECAYS:
+        if RULE == ADAMW:
+            old *= 1.0 - lr * decay
+        else:
+            grad += decay * old
     if RULE == SGD:
         new = old - lr * grad
+    if RULE == MOMENTUM_SGD:
+        buffer = tl.load(state + cell, mask=mask, other=0.0) * beta1 + grad
+        tl.store(state + cell, buffer, mask=mask)
+        new = old - lr * buffer
     if RULE == ADAGRAD:
         total = tl.load(state + cell, mask=mask, other=0.0) + grad * grad
         tl.store(state + cell, total, mask=mask)
@@ -101,7 +112,7 @@ def _update(  # type: ignore[no-untyped-def]
         total = tl.load(state + row, mask=mask_row, other=0.0) + tl.sum(grad * grad, axis=1) / dim
         tl.store(state + row, total, mask=mask_row)
         new = old - grad * (lr / (tl.sqrt(total) + eps))[:, None]
-    if RULE == ADAM:
+    if RULE == ADAM or RULE == ADAMW:  # noqa: SIM109  # Triton has no `in`
         first = tl.load(state + cell, mask=mask, other=0.0)
         first += (grad - first) * (1.0 - beta1)
         second = tl.load(second_state + cell, mask=mask, other=0.0) * beta2 + grad * grad * (1.0 - beta2)
@@ -116,10 +127,10 @@ def _update(  # type: ignore[no-untyped-def]
 @triton.jit
 def _sum_runs_kernel(  # type: ignore[no-untyped-def]
     ids, order, bag_of, lookup_weights, grads, partial, crossing, num_crossing, weight, state, second_state,
-    num_lookups, dim, lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
+    num_lookups, dim, lr, eps, beta1, beta2, correction1, correction2, decay, rates, scale, key,
     HAS_BAGS: tl.constexpr, WEIGHTED: tl.constexpr, RULE: tl.constexpr, FRACTION: tl.constexpr,
-    LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr, SCALED: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr, LONG_RUN: tl.constexpr,
+    LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr, SCALED: tl.constexpr, DECAYS: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, LONG_RUN: tl.constexpr,
 ):  # fmt: skip
     """Sum the gradients of a block of sorted lookups by run; update the rows of complete runs, list the others."""
     block = tl.program_id(0).to(tl.int64)
@@ -167,17 +178,17 @@ def _sum_runs_kernel(  # type: ignore[no-untyped-def]
     else:
         _update(
             weight, state, second_state, row, complete, sums, dim, lr, eps, beta1, beta2, correction1, correction2,
-            rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+            decay, rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED, DECAYS, BLOCK_D,
         )  # fmt: skip
 
 
 @triton.jit
 def _finish_runs_kernel(  # type: ignore[no-untyped-def]
     ids, partial, crossing, num_crossing, weight, state, second_state, num_lookups, dim,
-    lr, eps, beta1, beta2, correction1, correction2, rates, scale, key,
+    lr, eps, beta1, beta2, correction1, correction2, decay, rates, scale, key,
     RULE: tl.constexpr, FRACTION: tl.constexpr, LEAST: tl.constexpr, DEVICE_RATES: tl.constexpr,
-    SCALED: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr,
-    FROM_BACK: tl.constexpr,
+    SCALED: tl.constexpr, DECAYS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr, FROM_BACK: tl.constexpr,
 ):  # fmt: skip
     """Add up the runs that cross blocks, and update their rows."""
     item = tl.program_id(0)
@@ -206,7 +217,8 @@ def _finish_runs_kernel(  # type: ignore[no-untyped-def]
             one = tl.zeros([1], dtype=tl.int64)
             _update(
                 weight, state, second_state, row + one, one == 0, total[None, :], dim, lr, eps, beta1, beta2,
-                correction1, correction2, rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED, BLOCK_D,
+                correction1, correction2, decay, rates, scale, key, RULE, FRACTION, LEAST, DEVICE_RATES, SCALED,
+                DECAYS, BLOCK_D,
             )  # fmt: skip
         item += tl.num_programs(0)
 
@@ -315,9 +327,10 @@ def _launch(
     if keys is None and scalars.rounding is not None:
         keys = torch.tensor(scalars.rounding, device=device)
     fraction, least = (0, 0) if keys is None else FORMATS.get(weight.dtype, (0, 0))
+    betas = (scalars.momentum, 0.0) if rule is UpdateRule.MOMENTUM_SGD else scalars.betas
     arguments = (
         weight, state, states[1] if len(states) > 1 else state, num_lookups, dim,
-        scalars.lr, scalars.eps, *scalars.betas, *(1.0 - beta**scalars.step for beta in scalars.betas),
+        scalars.lr, scalars.eps, *betas, *(1.0 - beta**scalars.step for beta in betas), scalars.weight_decay,
         partial if on_device.rates is None else on_device.rates,
         partial if on_device.scale is None else on_device.scale,
         ids if keys is None else keys,
@@ -328,6 +341,7 @@ def _launch(
         "LEAST": least,
         "DEVICE_RATES": on_device.rates is not None,
         "SCALED": on_device.scale is not None,
+        "DECAYS": scalars.weight_decay != 0.0,
         "BLOCK_K": block_k,
         "BLOCK_D": next_power_of_2(dim),
     }

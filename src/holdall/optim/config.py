@@ -18,6 +18,11 @@ class OptimizerConfig:
     """Learning rate of the tables; `lr` when None."""
     eps: float = 1e-8
     betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+    """Momentum of `sgd`: b = momentum * b + g; w -= lr * b. A row's b decays only in steps that touch the row."""
+    weight_decay: float = 0.0
+    """Adds `weight_decay * w` to the gradient w has; `adamw` shrinks w by `lr * weight_decay` instead. Rows decay only
+    in steps that touch them, dense parameters in every step."""
     stochastic_seed: int | None = None
     """Seed of the stochastic rounding of bfloat16 and float16 rows (see `kernels.stochastic`); to nearest when None."""
 
@@ -26,8 +31,19 @@ class OptimizerConfig:
             raise ConfigError(f"unknown optimizer '{self.name}'{did_you_mean(self.name, NAMES)}")
         if not self.lr > 0 or (self.table_lr is not None and not self.table_lr > 0):
             raise ConfigError(f"learning rates must be above 0, not lr={self.lr}, table_lr={self.table_lr}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be from 0 to below 1, not {self.momentum}")
+        if self.momentum and self.name != "sgd":
+            raise ConfigError(f"momentum goes with sgd, not with {self.name}: leave it out")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"weight decay must be 0 or more, not {self.weight_decay}")
 
     @property
     def record(self) -> OptimizerRecord:
-        """State and updates of the optimizer of this name."""
-        return RECORDS[self.name]
+        """State and updates of this optimizer."""
+        return RECORDS["momentum_sgd" if self.momentum else self.name]
+
+    @classmethod
+    def of_record(cls, name: str) -> OptimizerConfig:
+        """A config with the record of that name; its numbers are any."""
+        return cls(name="sgd", momentum=0.9) if name == "momentum_sgd" else cls(name=name)  # type: ignore[arg-type]

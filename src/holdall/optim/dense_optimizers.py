@@ -7,6 +7,7 @@ every number that changes from step to step is one of `StepScalars`, whether or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ class DeviceAdagrad(torch.optim.Optimizer):
     torch's own reads the rate from the host. State has torch's names.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], eps: float):
-        super().__init__(groups, {"eps": eps})
+    def __init__(self, groups: list[dict[str, Any]], eps: float, weight_decay: float = 0.0):
+        super().__init__(groups, {"eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -43,6 +44,8 @@ class DeviceAdagrad(torch.optim.Optimizer):
             if not parameters:
                 continue
             grads = [parameter.grad for parameter in parameters]
+            if group["weight_decay"]:
+                grads = list(torch._foreach_add(grads, parameters, alpha=group["weight_decay"]))
             sums = [self.state[parameter]["sum"] for parameter in parameters]
             torch._foreach_add_([self.state[parameter]["step"] for parameter in parameters], 1)
             torch._foreach_addcmul_(sums, grads, grads)
@@ -57,13 +60,39 @@ Groups = list[dict[str, Any]]
 """Parameter groups of a torch optimizer, each with its learning rate: a number, or a 0-dim tensor on the GPU."""
 
 
-def sgd(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
-    return torch.optim.SGD(groups, fused=on_gpu)
+@dataclass(frozen=True, kw_only=True)
+class DenseNumbers:
+    """Numbers of the torch optimizers, by torch's names; each reads those that it has."""
+
+    eps: float = 1e-8
+    betas: tuple[float, float] = (0.9, 0.999)
+    momentum: float = 0.0
+    weight_decay: float = 0.0
 
 
-def adagrad(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
-    return DeviceAdagrad(groups, eps) if on_gpu else torch.optim.Adagrad(groups, eps=eps)
+def sgd(groups: Groups, numbers: DenseNumbers, on_gpu: bool) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, momentum=numbers.momentum, weight_decay=numbers.weight_decay, fused=on_gpu)
 
 
-def adam(groups: Groups, eps: float, betas: tuple[float, float], on_gpu: bool) -> torch.optim.Optimizer:
-    return torch.optim.Adam(groups, eps=eps, betas=betas, fused=on_gpu or None, capturable=on_gpu)
+def adagrad(groups: Groups, numbers: DenseNumbers, on_gpu: bool) -> torch.optim.Optimizer:
+    if on_gpu:
+        return DeviceAdagrad(groups, numbers.eps, numbers.weight_decay)
+    return torch.optim.Adagrad(groups, eps=numbers.eps, weight_decay=numbers.weight_decay)
+
+
+def adam(groups: Groups, numbers: DenseNumbers, on_gpu: bool) -> torch.optim.Optimizer:
+    return torch.optim.Adam(groups, **_of_adam(numbers, on_gpu))
+
+
+def adamw(groups: Groups, numbers: DenseNumbers, on_gpu: bool) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, **_of_adam(numbers, on_gpu))
+
+
+def _of_adam(numbers: DenseNumbers, on_gpu: bool) -> dict[str, Any]:
+    return {
+        "eps": numbers.eps,
+        "betas": numbers.betas,
+        "weight_decay": numbers.weight_decay,
+        "fused": on_gpu or None,
+        "capturable": on_gpu,
+    }

@@ -14,7 +14,7 @@ from holdall.kernels.row_update import DeviceScalars, UpdateRule, UpdateScalars
 from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import keys
 from holdall.optim.config import OptimizerConfig
-from holdall.optim.dense_optimizers import StepScalars
+from holdall.optim.dense_optimizers import DenseNumbers, StepScalars
 from holdall.optim.row_groups import RowGroup, find_row_groups
 from holdall.tables import Table
 
@@ -35,9 +35,10 @@ class Optimizers:
         self._rows = list(find_row_groups(model, config.record))
         row_names = {name for rows in self._rows for name in rows.names}
         self._self_updating: list[Any] = [m for m in model.modules() if hasattr(m, "apply_gradients")]
-        if self._self_updating and config.record.row_rule is not UpdateRule.SGD:
+        if self._self_updating and (config.record.row_rule is not UpdateRule.SGD or config.weight_decay):
             kinds = sorted({str(table.method) for table in self._self_updating})
-            raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {config.name}")
+            given = "momentum or weight decay" if config.name == "sgd" else config.name
+            raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {given}")
         tables = {id(p) for module in model.modules() if isinstance(module, Table) for p in module.parameters()}
         self._dense = {n: p for n, p in model.named_parameters() if n not in row_names and p.requires_grad}
         groups: list[dict[str, Any]] = [
@@ -56,7 +57,10 @@ class Optimizers:
             self._keys = StepScalars(2, next(iter(devices)), torch.int64)
             for group in groups:
                 group["lr"] = self._scalars.values[group["scalar"]]
-        self._torch = config.record.dense_optimizer(groups, config.eps, config.betas) if groups else None
+        numbers = DenseNumbers(
+            eps=config.eps, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+        self._torch = config.record.dense_optimizer(groups, numbers) if groups else None
         self._left_out = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         """Parameters that were frozen when the optimizers were made, and have no state."""
 
@@ -201,6 +205,8 @@ class Optimizers:
             eps=self.config.eps,
             betas=self.config.betas,
             step=self.step_count,
+            momentum=self.config.momentum,
+            weight_decay=self.config.weight_decay,
             rounding=None if seed is None else keys(seed, self.step_count),
         )
         rates = None if self._scalars is None else self._scalars.values

@@ -6,6 +6,10 @@
 | `adagrad` | Adagrad, one accumulator a number | torch Adagrad |
 | `rowwise_adagrad` | Adagrad, one accumulator a row | torch Adagrad |
 | `adam` | lazy Adam: moments decay when touched | torch Adam |
+| `adamw` | lazy Adam after weight decay apart from the gradient | torch AdamW |
+
+Weight decay, and the decay of momentum, reach a row in the steps that touch it and in no others. `sgd` with momentum
+has a record of its own, since it has state.
 
 A new optimizer needs a name and a record here, a plain update and a rule in `kernels.row_update`, and a branch of the
 kernel in `kernels.row_update_triton`. Training, checkpoints and the cost model read everything from the record.
@@ -24,7 +28,7 @@ from holdall.kernels import row_update
 from holdall.kernels.row_update import UpdateRule
 from holdall.optim import dense_optimizers
 
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"]
 NAMES: tuple[str, ...] = get_args(OptimizerName)
 
 
@@ -42,7 +46,8 @@ class RowSlot:
 class OptimizerRecord:
     """State and updates of one optimizer."""
 
-    name: OptimizerName
+    name: str
+    """That of the optimizer, or of its variant with other state."""
     row_slots: tuple[RowSlot, ...]
     """State of table rows, in the order of the Triton kernel's arguments."""
     row_update: Callable[..., None]
@@ -52,9 +57,13 @@ class OptimizerRecord:
     dense: Callable[..., torch.optim.Optimizer]
     """Builder of the torch optimizer of dense parameters; see `dense_optimizers`."""
     dense_slots: tuple[str, ...]
-    """State tensors of a dense parameter, each of its shape and type. Where there are any, torch also counts steps."""
+    """State tensors of a dense parameter, each of its shape and type."""
+    counts_steps: bool = True
+    """Whether torch also counts the steps of a dense parameter with such state."""
     corrects_bias: bool = False
     """Whether an update divides by 1 - beta^step."""
+    measured_as: str | None = None
+    """The optimizer whose measured times stand for its own, because it moves as many bytes; None: it is measured."""
 
     def row_state(self, weight: Tensor) -> dict[str, Tensor]:
         """Zero state for the rows of `weight`, by slot, in float32 or wider; memory is committed when it is touched."""
@@ -79,21 +88,26 @@ class OptimizerRecord:
         if not self.dense_slots:
             return {}
         zeros = {slot: torch.zeros_like(parameter) for slot in self.dense_slots}
-        return {"step": torch.zeros((), device=step_device), **zeros}
+        return {"step": torch.zeros((), device=step_device), **zeros} if self.counts_steps else zeros
 
     def dense_state_bytes(self, parameter: Tensor) -> int:
         """Bytes of `dense_state`."""
-        return len(self.dense_slots) * parameter.nbytes + (4 if self.dense_slots else 0)
+        return len(self.dense_slots) * parameter.nbytes + (4 if self.dense_slots and self.counts_steps else 0)
+
+    @property
+    def rates(self) -> str:
+        """Name under which a hardware file has the times of this optimizer."""
+        return self.measured_as or self.name
 
     def dense_optimizer(
-        self, groups: dense_optimizers.Groups, eps: float, betas: tuple[float, float]
+        self, groups: dense_optimizers.Groups, numbers: dense_optimizers.DenseNumbers
     ) -> torch.optim.Optimizer:
         """The torch optimizer of dense parameters, with zero state that a checkpoint can load into.
 
         Learning rates of groups may be 0-dim tensors on the GPU that all their parameters are on.
         """
         on_gpu = all(parameter.is_cuda for group in groups for parameter in group["params"])
-        optimizer = self.dense(groups, eps, betas, on_gpu)
+        optimizer = self.dense(groups, numbers, on_gpu)
         for group in optimizer.param_groups:
             group["initial_lr"] = group["lr"]
             for parameter in group["params"]:
@@ -112,6 +126,16 @@ RECORDS: dict[str, OptimizerRecord] = {
             row_rule=UpdateRule.SGD,
             dense=dense_optimizers.sgd,
             dense_slots=(),
+        ),
+        OptimizerRecord(
+            name="momentum_sgd",
+            row_slots=(RowSlot("momentum_buffer"),),
+            row_update=row_update.momentum_sgd,
+            row_rule=UpdateRule.MOMENTUM_SGD,
+            dense=dense_optimizers.sgd,
+            dense_slots=("momentum_buffer",),
+            counts_steps=False,
+            measured_as="adagrad",
         ),
         OptimizerRecord(
             name="adagrad",
@@ -138,5 +162,18 @@ RECORDS: dict[str, OptimizerRecord] = {
             dense_slots=("exp_avg", "exp_avg_sq"),
             corrects_bias=True,
         ),
+        OptimizerRecord(
+            name="adamw",
+            row_slots=(RowSlot("exp_avg"), RowSlot("exp_avg_sq")),
+            row_update=row_update.adamw,
+            row_rule=UpdateRule.ADAMW,
+            dense=dense_optimizers.adamw,
+            dense_slots=("exp_avg", "exp_avg_sq"),
+            corrects_bias=True,
+            measured_as="adam",
+        ),
     )
 }
+"""Records by name: those of `OptimizerName`, and variants of them with other state."""
+MEASURED = tuple(record.name for record in RECORDS.values() if record.measured_as is None)
+"""Optimizers that a hardware file has times of."""

@@ -10,7 +10,7 @@ from holdall.common.settings import Settings, refuse_below
 from holdall.common.sizes import parse_budget, parse_bytes
 from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
-from holdall.optim.records import OptimizerName
+from holdall.optim.records import OptimizerName, OptimizerRecord
 from holdall.planning.plan import TIERS, Caps, Plan
 from holdall.planning.presets import find_preset
 
@@ -31,6 +31,8 @@ class PlanConfig(Settings):
     """Samples a step, over all processes."""
     optimizer: OptimizerName = "rowwise_adagrad"
     """Optimizer; its state is stored with the rows."""
+    momentum: float = 0.0
+    """Momentum of sgd, whose state is stored with the rows; whether there is one counts, not how much."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the MLPs."""
     prefetch: int | None = None
@@ -45,7 +47,7 @@ class PlanConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_parts()
-        OptimizerConfig(name=self.optimizer)
+        self.optimizer_record()
         refuse_below(1, self, "world_size", "batch_size")
         refuse_below(0, self, "prefetch")
         if self.batch_size % self.world_size:
@@ -57,6 +59,10 @@ class PlanConfig(Settings):
             find_preset(self.preset)
         self.compression_share()
         self.caps()
+
+    def optimizer_record(self) -> OptimizerRecord:
+        """State and rates of the optimizer."""
+        return OptimizerConfig(name=self.optimizer, momentum=self.momentum).record
 
     def compression_share(self) -> float | None:
         """The share of its bytes that a table may be compressed to; None where `allow_compression` is absent."""
@@ -90,6 +96,8 @@ def config_of(made: Plan) -> PlanConfig:
     for tier in TIERS:
         size = getattr(made.caps, tier)
         settings[f"{tier}_memory"] = None if size is None else str(size)
-    for name in ("world_size", "batch_size", "optimizer", "precision", "prefetch"):
+    for name in ("world_size", "batch_size", "precision", "prefetch"):
         settings[name] = getattr(made, name)
+    optimizer = OptimizerConfig.of_record(made.optimizer)
+    settings |= {"optimizer": optimizer.name, "momentum": optimizer.momentum}
     return PlanConfig.of(**settings)

@@ -85,7 +85,7 @@ class Problem:
         key = (str(method.to_json()), host)
         if key not in self._costs:
             known = self.hardware.host_tables if host else self.hardware.tables
-            self._costs[key] = table_costs(known, method, self.dim, self.optimizer)
+            self._costs[key] = table_costs(known, method, self.dim, RECORDS[self.optimizer].rates)
         lookup, update = self._costs[key]
         if num_rows is None or self.hardware.device != "cpu":
             return lookup, update
@@ -218,7 +218,9 @@ def stage_seconds(
     elif STRATEGY_KINDS[strategy].has_hot_rows:
         found.update(transfer_seconds(problem, tables, loads))
     found["dense"] = dense_seconds(problem)
-    found["update"] += problem.hardware.dense_update[problem.optimizer].seconds(problem.work.num_parameters)
+    found["update"] += problem.hardware.dense_update[RECORDS[problem.optimizer].rates].seconds(
+        problem.work.num_parameters
+    )
     if problem.world_size > 1:
         found["communicate"] = communicate_seconds(problem, tables)
     return found

@@ -113,7 +113,7 @@ def trace_workload(config: ModelConfig, schema: Schema, optimizer: str, lengths:
             ),
         )
         model = config.build(small)
-        optimizers = Optimizers(model, OptimizerConfig(name=optimizer))  # type: ignore[arg-type]
+        optimizers = Optimizers(model, OptimizerConfig.of_record(optimizer))
         batch = _batch(small, size, lengths)
         _step(model, optimizers, batch)  # warm-up: allocates what is kept between steps
         layers = _trace_layers(model, batch, size)

@@ -147,6 +147,10 @@ class OptimizerSettings:
     """Learning rate."""
     table_lr: float | None = None
     """Learning rate of the tables; --lr when absent."""
+    momentum: float = 0.0
+    """Momentum of sgd. That of a table row decays only in steps that look the row up."""
+    weight_decay: float = 0.0
+    """Weight decay as in torch's optimizers. Table rows decay only in steps that look them up."""
     l2: float = 0.0
     """Weight of an L2 penalty on the vectors that a sample looks up, added to its loss."""
     clip_norm: float | None = None
@@ -161,7 +165,14 @@ class OptimizerSettings:
 
     def optimizer_config(self, stochastic_seed: int | None = None) -> OptimizerConfig:
         """The optimizer to build; rows are rounded stochastically where a seed is given."""
-        return OptimizerConfig(name=self.optimizer, lr=self.lr, table_lr=self.table_lr, stochastic_seed=stochastic_seed)
+        return OptimizerConfig(
+            name=self.optimizer,
+            lr=self.lr,
+            table_lr=self.table_lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            stochastic_seed=stochastic_seed,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

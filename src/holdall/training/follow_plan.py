@@ -77,6 +77,10 @@ def _settings(config: TrainConfig, plan: Plan) -> dict[str, Any]:
                 f"plan again"
             )
         decided[name] = value
+    has_momentum, counts_momentum = bool(config.optimizer.momentum), plan.optimizer == "momentum_sgd"
+    if has_momentum != counts_momentum:
+        was, cure = ("with", "give it here") if counts_momentum else ("without", "plan again with it")
+        raise ConfigError(f"{config.placement.plan} was made {was} --momentum, whose state takes memory: {cure}")
     return decided
 
 

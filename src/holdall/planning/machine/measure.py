@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from holdall.common.memory import available_memory
-from holdall.optim.records import NAMES
+from holdall.optim.records import MEASURED
 from holdall.planning.machine import measure_dense
 from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.hardware import Hardware, Line, device_kind, machine_identity, median_of
@@ -47,7 +47,7 @@ def hardware(
     now: Callable[[], float] = time.perf_counter,
     note: Callable[[str], None] = lambda stage: None,
     dims: Sequence[int] = DIMS,
-    optimizers: Sequence[str] = NAMES,
+    optimizers: Sequence[str] = MEASURED,
     precisions: Sequence[str] | None = None,
 ) -> Hardware:
     """Rates of this machine. `folder` is on the disk to measure, where a file of `disk_bytes` is made and removed.

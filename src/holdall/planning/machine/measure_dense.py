@@ -17,7 +17,7 @@ from holdall.kernels.interaction import dot_interaction
 from holdall.models.layers import mlp
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
+from holdall.optim.records import MEASURED
 from holdall.planning.machine.clock import Clock, fit_line
 from holdall.planning.machine.hardware import Interaction, Layer, Line
 
@@ -86,7 +86,7 @@ def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) ->
 def dense_updates(clock: Clock) -> dict[str, Line]:
     """Cost of updating dense parameters by optimizer, fitted to MLPs of two sizes."""
     found = {}
-    for name in NAMES:
+    for name in MEASURED:
         sizes, taken = [], []
         for width in (64, 768):
             model = mlp((width, width, width), last_activation=False, device=clock.device)
