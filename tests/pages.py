@@ -37,7 +37,9 @@ def commands(page: Path) -> list[str]:
 
 
 def set_up(folder: Path, *, data: bool) -> None:
-    """The files that commands of pages start from: two days of a log, rates of a machine, and a prepared data set."""
+    """The files that commands of pages start from: logs, rates of a machine, and a prepared data set."""
+    (folder / "demo-run").mkdir()
+    write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000), folder / "demo-run" / "clicks.tsv.gz")
     for day in (0, 1):
         write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000, seed=day), folder / f"day_{day}.tsv.gz")
     hardware().save(folder / "hardware.json")

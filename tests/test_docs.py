@@ -51,7 +51,7 @@ def test_the_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     found = [command for command in pages.commands(page) if runs(command)]
     pages.set_up(tmp_path, data=not any(command.endswith("--out data") for command in found))
-    for language, name in (("csv", "clicks.csv"), ("toml", "clicks.toml")):
+    for language, name in (("csv", "clicks.csv"), ("toml", "clicks.toml"), ("toml", "train.toml")):
         for block in pages.blocks(page, language)[:1]:
             Path(name).write_text(block, encoding="utf-8")
     for command in found:

@@ -21,8 +21,14 @@ from holdall.evaluation.grouped import GroupedAUC as GroupedAUC
 from holdall.evaluation.grouped import grouped_metrics as grouped_metrics
 from holdall.evaluation.ranking import RankingMetrics as RankingMetrics
 from holdall.evaluation.ranking import ranking_metrics as ranking_metrics
+from holdall.models import DCN as DCN
 from holdall.models import DLRM as DLRM
+from holdall.models import NCF as NCF
+from holdall.models import TBSM as TBSM
+from holdall.models import DCNConfig as DCNConfig
 from holdall.models import DLRMConfig as DLRMConfig
+from holdall.models import NCFConfig as NCFConfig
+from holdall.models import TBSMConfig as TBSMConfig
 from holdall.models.loss import logloss as logloss
 from holdall.optim.config import OptimizerConfig as OptimizerConfig
 from holdall.optim.optimizers import Optimizers as Optimizers
