@@ -72,7 +72,7 @@ def edge_ids(num_rows: int) -> Tensor:
 def test_a_hashed_table_without_collisions_is_dense() -> None:
     table = Hashed(buckets=50).build(30, 4)
     assert isinstance(table, HashedTable)
-    assert torch.equal(table.materialize(), table.weight)
+    assert torch.equal(table.materialize(), table.stored)
 
 
 @pytest.mark.parametrize("operation", ["mult", "add", "concat"])
@@ -135,7 +135,7 @@ def test_hashed_and_robe_ids_are_exact(num_rows: int) -> None:
     ids = edge_ids(num_rows)
     hashed = Hashed(buckets=1009, seed=4).build(num_rows, 8, init_std=1.0)
     assert isinstance(hashed, HashedTable)
-    assert torch.equal(hashed.rows(ids), hashed.weight[hash_buckets(ids, 1009, 4)])
+    assert torch.equal(hashed.rows(ids), hashed.stored[hash_buckets(ids, 1009, 4)])
     robe = Robe(size=4000, block=4, seed=4, signs=False).build(num_rows, 14, init_std=1.0)
     assert isinstance(robe, RobeTable)
     blocks = torch.tensor([[id * 4 + j for j in range(4)] for id in ids.tolist()])

@@ -287,11 +287,11 @@ def test_learned_rounding_by_hand() -> None:
     table = LEARNED.build(1, 3, dtype=torch.float64)
     assert isinstance(table, LearnedRoundingTable)
     with torch.no_grad():
-        table.weight.copy_(torch.tensor([[127.0, 10.3, -5.6]]))
+        table.stored.copy_(torch.tensor([[127.0, 10.3, -5.6]]))
     row = table.rows(torch.tensor([0]))
     assert row.tolist() == [[127, 10, -6]]
     (row * torch.tensor([[1.0, 10.0, 100.0]])).sum().backward()
-    assert table.weight.grad.to_dense().tolist() == [[1, 10, 100]]
+    assert table.stored.grad.to_dense().tolist() == [[1, 10, 100]]
     # step is 1: the sum of gradient * (round(w / step) - w / step) over the numbers.
     assert float(table.log_step.grad.to_dense()) == pytest.approx(10 * -0.3 + 100 * -0.4)
 
@@ -299,12 +299,12 @@ def test_learned_rounding_by_hand() -> None:
 def test_a_learned_step_clips() -> None:
     table = LEARNED.build(1, 3, dtype=torch.float64)
     with torch.no_grad():
-        table.weight.copy_(torch.tensor([[254.0, 10.0, -254.0]]))
+        table.stored.copy_(torch.tensor([[254.0, 10.0, -254.0]]))
         table.log_step.fill_(-torch.tensor(2.0).double().log())
     row = table.rows(torch.tensor([0]))
     torch.testing.assert_close(row, torch.tensor([[127.0, 10.0, -127.0]], dtype=torch.float64))
     (row * torch.tensor([[1.0, 1.0, 2.0]])).sum().backward()
-    torch.testing.assert_close(table.weight.grad.to_dense(), torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(table.stored.grad.to_dense(), torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64))
     assert float(table.log_step.grad.to_dense()) == pytest.approx(127 - 2 * 127)
 
 

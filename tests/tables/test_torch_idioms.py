@@ -16,6 +16,7 @@ from holdall.tables import (
     HotCold,
     Method,
     MixedDimension,
+    Quantized,
     Robe,
     Table,
     TensorTrain,
@@ -103,6 +104,33 @@ def test_parts_of_a_table_follow_its_choice() -> None:
 
 def gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+@methods
+def test_only_a_dense_table_has_a_weight(method: Method) -> None:
+    table = build(method)
+    assert (table.num_embeddings, table.embedding_dim) == (37, 8)
+    if isinstance(method, Dense):
+        assert table.weight.shape == (37, 8)
+        return
+    assert not hasattr(table, "weight")
+    with pytest.raises(AttributeError, match=rf"^a {method.name} table has no `weight`: .* materialize\(\)"):
+        table.weight[torch.tensor([3])]
+    output = nn.Linear(8, 37, bias=False)
+    with pytest.raises(AttributeError, match="materialize"):
+        output.weight = table.weight
+    with pytest.raises(AttributeError, match="materialize"):
+        table.weight = output.weight
+    with pytest.raises(AttributeError, match="has no attribute 'wait'"):
+        table.wait  # noqa: B018
+
+
+@pytest.mark.parametrize("method", [Hashed(buckets=23), Quantized(rounding="learned", trainable=True)])
+def test_state_dicts_keep_their_names(method: Method) -> None:
+    """Checkpoints of earlier versions have numbers by these names."""
+    table = build(method)
+    assert next(iter(table.state_dict())) == next(name for name, _ in table.named_parameters()) == "weight"
+    assert table.row_parameters()["weight"] is dict(table.named_parameters())["weight"]
 
 
 LOOKUPS: dict[str, Callable[[Table], Tensor]] = {

@@ -43,6 +43,8 @@ class Dense(Method):
 class DenseTable(Table):
     """`weight` [num_rows, dim]; with `sparse` a step costs the rows it touches, not those stored."""
 
+    has_weight = True
+
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.init_std = dense_std(num_rows) if options.init_std is None else options.init_std

@@ -17,10 +17,10 @@ from holdall.tables.table import Table
 
 @dataclass(frozen=True)
 class Hashed(Method):
-    """`row(id) = weight[hash(id) mod buckets]`.
+    """`row(id) = stored[hash(id) mod buckets]`.
 
     Weinberger et al., "Feature hashing for large scale multitask learning", 2009. Stores `buckets * dim` numbers. With
-    at least as many buckets as rows nothing is shared: the table stores `num_rows` rows and `row(id) = weight[id]`,
+    at least as many buckets as rows nothing is shared: the table stores `num_rows` rows and `row(id) = stored[id]`,
     without collisions.
     """
 
@@ -56,7 +56,7 @@ class Hashed(Method):
 
 
 class HashedTable(Table):
-    """Stored rows [buckets, dim], a row parameter."""
+    """`stored` [buckets, dim], gathered by row."""
 
     method: Hashed
 
@@ -64,14 +64,22 @@ class HashedTable(Table):
         super().__init__(method, num_rows, dim, options)
         self.num_buckets = min(method.buckets, num_rows)
         self.init_std = dense_std(num_rows) if options.init_std is None else options.init_std
-        self.weight = nn.Parameter(torch.empty(self.num_buckets, dim, dtype=options.dtype, device=options.device))
-        if not self.weight.is_meta:
+        stored = nn.Parameter(torch.empty(self.num_buckets, dim, dtype=options.dtype, device=options.device))
+        self.register_parameter("weight", stored)
+        if not stored.is_meta:
             self.initialize(options.generator)
+
+    @property
+    def stored(self) -> nn.Parameter:
+        """Rows of the buckets; `weight` in state dicts, but it is not the table's weight."""
+        stored = self._parameters["weight"]
+        assert stored is not None
+        return stored
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator | None = None) -> None:
         """Draw fresh rows."""
-        self.weight.normal_(0.0, self.init_std, generator=generator)
+        self.stored.normal_(0.0, self.init_std, generator=generator)
 
     def buckets(self, ids: Tensor) -> Tensor:
         """The stored row of each id."""
@@ -80,7 +88,7 @@ class HashedTable(Table):
         return hash_buckets(ids, self.num_buckets, self.method.seed)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(self.buckets(ids), self.weight, sparse=self.sparse)
+        return F.embedding(self.buckets(ids), self.stored, sparse=self.sparse)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         # Pooling the stored rows directly avoids finding the distinct ids. Not for max, which has no sparse gradient in
@@ -90,7 +98,7 @@ class HashedTable(Table):
         input, offsets = self._bags(input, offsets, per_sample_weights)
         return F.embedding_bag(
             self.buckets(input),
-            self.weight,
+            self.stored,
             offsets,
             mode=self.mode,
             sparse=self.sparse,
@@ -99,7 +107,7 @@ class HashedTable(Table):
         )
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
-        return {"weight": self.weight}
+        return {"weight": self.stored}
 
     @classmethod
     @torch.no_grad()
@@ -110,13 +118,13 @@ class HashedTable(Table):
         """
         assert isinstance(table, HashedTable)
         check_shape(weight, table)
-        device = table.weight.device
-        sums = torch.zeros(table.weight.shape, dtype=torch.float64, device=device)
+        device = table.stored.device
+        sums = torch.zeros(table.stored.shape, dtype=torch.float64, device=device)
         counts = torch.zeros(table.num_buckets, dtype=torch.float64, device=device)
         for ids, rows in row_blocks(weight, device):
             index = table.buckets(ids)
             add_rows(sums, index, rows)
             add_rows(counts, index, torch.ones_like(index, dtype=torch.float64))
-        table.weight.copy_(sums / counts.clamp_min(1)[:, None])
+        table.stored.copy_(sums / counts.clamp_min(1)[:, None])
         table.fit_error = relative_error(weight, table)
         return table

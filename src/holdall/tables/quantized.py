@@ -258,37 +258,45 @@ class LearnedRoundingTable(Table):
     fresh rows are tiny and grow a hundredfold: an absolute step would first clip them and then overshoot. These
     gradients are estimates: their own derivatives are those of the formulas with the rounding held fixed.
 
-    `weight` [num_rows, dim] and `log_step` [num_rows, 1] count as floating point numbers; `freeze()` gives the table of
+    `stored` [num_rows, dim] and `log_step` [num_rows, 1] count as floating point numbers; `freeze()` gives the table of
     codes with the same rows.
     """
 
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.method: Quantized = method
-        self.weight = nn.Parameter(torch.empty(num_rows, dim, dtype=options.dtype, device=options.device))
+        stored = nn.Parameter(torch.empty(num_rows, dim, dtype=options.dtype, device=options.device))
+        self.register_parameter("weight", stored)
         self.log_step = nn.Parameter(torch.zeros(num_rows, 1, dtype=options.dtype, device=options.device))
+
+    @property
+    def stored(self) -> nn.Parameter:
+        """Numbers before rounding; `weight` in state dicts, but it is not the table's weight."""
+        stored = self._parameters["weight"]
+        assert stored is not None
+        return stored
 
     @torch.no_grad()
     def initialize(self, std: float, generator: torch.Generator | None = None) -> None:
         """Draw fresh rows."""
-        self.weight.normal_(0.0, std, generator=generator)
+        self.stored.normal_(0.0, std, generator=generator)
         if self.padding_idx is not None:
-            self.weight[self.padding_idx].zero_()
+            self.stored[self.padding_idx].zero_()
 
     def _rows(self, ids: Tensor) -> Tensor:
-        weight = F.embedding(ids, self.weight, sparse=self.sparse)
+        weight = F.embedding(ids, self.stored, sparse=self.sparse)
         codes, step = _rounded(weight, F.embedding(ids, self.log_step, sparse=self.sparse))
         return codes * step
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
-        return {"weight": self.weight, "log_step": self.log_step}
+        return {"weight": self.stored, "log_step": self.log_step}
 
     @torch.no_grad()
     def freeze(self) -> QuantizedTable:
         """The frozen table of 8-bit codes whose rows are the rounded rows of this one."""
-        frozen = _frozen_like(self, self.weight.dtype, self.device)
+        frozen = _frozen_like(self, self.stored.dtype, self.device)
         for place in block_slices(self.num_rows, self.dim):
-            codes, step = _rounded(self.weight[place], self.log_step[place])
+            codes, step = _rounded(self.stored[place], self.log_step[place])
             frozen.codes[place] = (codes.round() + 128).to(torch.uint8)
             frozen.grid[place] = torch.cat((-128 * step, step), dim=1)
         return frozen
@@ -300,7 +308,7 @@ class LearnedRoundingTable(Table):
         assert isinstance(table, LearnedRoundingTable)
         check_shape(weight, table)
         for ids, rows in row_blocks(weight, table.device):
-            table.weight[ids] = rows.to(table.weight.dtype)
+            table.stored[ids] = rows.to(table.stored.dtype)
         table.log_step.zero_()
         table.fit_error = relative_error(weight, table)
         return table

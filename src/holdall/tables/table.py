@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ from holdall.tables.method import Method, TableOptions
 
 class Table(nn.Module):
     """Table of `num_rows` rows of `dim` numbers, stored by some method; an `nn.EmbeddingBag` to its users."""
+
+    has_weight: ClassVar[bool] = False
+    """Whether there is a `weight` [num_rows, dim]; without one, `materialize` gives the rows."""
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__()
@@ -60,6 +63,33 @@ class Table(nn.Module):
         for part in self.modules():
             if isinstance(part, Table):
                 part.sparse = sparse
+
+    @property
+    def num_embeddings(self) -> int:
+        """torch's name of `num_rows`."""
+        return self.num_rows
+
+    @property
+    def embedding_dim(self) -> int:
+        """torch's name of `dim`."""
+        return self.dim
+
+    def __getattr__(self, name: str) -> Tensor | nn.Module:
+        if name == "weight" and not self.has_weight:
+            raise AttributeError(self._why_no_weight())
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
+        if name == "weight" and not self.has_weight:
+            raise AttributeError(self._why_no_weight())
+        super().__setattr__(name, value)
+
+    def _why_no_weight(self) -> str:
+        return (
+            f"a {self.method.name} table has no `weight`: it does not store its {self.num_rows} rows one by one; read "
+            f"them with materialize(), or materialize(ids), as for a tied output layer, and give an output layer "
+            f"that trains a weight of its own"
+        )
 
     @property
     def device(self) -> torch.device:
