@@ -120,6 +120,14 @@ def test_the_error_names_the_tables_that_need_the_bytes() -> None:
     )
 
 
+def test_the_error_of_one_table_says_no_more_than_it_must() -> None:
+    with pytest.raises(ConfigError) as raised:
+        suggest({"users": 5000}, 4, "10B", "hashed", min_rows=300)
+    assert str(raised.value) == (
+        "a budget of 10 B is too small for this table: the smallest that method hashed can keep is 16B (users 16 B)"
+    )
+
+
 def test_a_table_without_a_dim_or_type_is_refused() -> None:
     with pytest.raises(ConfigError, match="'b' has no dim"):
         suggest({"a": 5, "b": 5}, {"a": 4}, 0.5)

@@ -176,7 +176,8 @@ def _too_small(sizes: Mapping[str, TableSize], kind: type[Method] | str, availab
     ]
     if others := largest[NAMED_TABLES:]:
         named.append(f"{len(others)} more {readable_bytes(sum(needs[name] for name in others))}")
-    kept = f", with tables of fewer than {min_rows:,} rows kept dense" if min_rows else ""
+    small = any(size.num_rows < min_rows for size in sizes.values())
+    kept = f", with tables of fewer than {min_rows:,} rows kept dense" if small else ""
     method = kind if isinstance(kind, str) else kind.name
     tables = "this table" if len(sizes) == 1 else f"these {len(sizes)} tables"
     return (
