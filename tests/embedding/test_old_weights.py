@@ -111,6 +111,14 @@ def test_a_loss_that_is_still_there_is_no_holder() -> None:
     assert loss.grad_fn is not None
 
 
+def test_the_warning_names_a_few_of_many_tables() -> None:
+    model = nn.ModuleDict({name: nn.Embedding(5000, 8) for name in "abcdefgh"})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"\('a', 'b', 'c', 5 more\)"):
+        compress(model, budget=0.1)
+    assert optimizer.param_groups
+
+
 @pytest.mark.parametrize("options", [{"budget": "1B"}, {"method": TensorTrain(rank=2, row_shape=(2, 2, 2))}])
 def test_an_error_that_the_caller_keeps_is_no_holder(options: dict[str, object]) -> None:
     model = Net()

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+NAMED_TABLES = 4
+"""Tables that the warning names."""
 LEVELS = 6
 """Levels of containers that are followed: a weight is in a list in a group in a list in the fields of an optimizer."""
 
@@ -51,10 +53,13 @@ def warning_of_holders(old: Sequence[OldWeight]) -> str | None:
             return None
         holders = {"a variable"}
     verb = "holds" if len(holders) == 1 else "hold"
-    names = ", ".join(f"'{weight.name}'" for weight in old if weight.alive())
+    names = [f"'{weight.name}'" for weight in old if weight.alive()]
+    if len(names) > NAMED_TABLES:
+        names[NAMED_TABLES - 1 :] = [f"{len(names) - NAMED_TABLES + 1} more"]
     return (
-        f"{' and '.join(sorted(holders))} still {verb} weights that compress replaced ({names}): the model no longer "
-        "uses them, and their memory is not freed; make optimizers, and take references to tables, after compress"
+        f"{' and '.join(sorted(holders))} still {verb} weights that compress replaced ({', '.join(names)}): the "
+        "model no longer uses them, and their memory is not freed; make optimizers, and take references to tables, "
+        "after compress"
     )
 
 
