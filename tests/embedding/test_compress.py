@@ -137,6 +137,14 @@ def test_frozen_tables_stay_frozen() -> None:
     assert model["trained"](ids).requires_grad
 
 
+def test_a_frozen_table_gets_no_codes_that_train() -> None:
+    model = nn.ModuleDict({"t": nn.Embedding.from_pretrained(torch.randn(5000, 8))})
+    with pytest.raises(ConfigError, match="t is frozen, but"):
+        compress(model, method=Quantized(rounding="stochastic", trainable=True), fit=True)
+    compress(model, method=Quantized(rounding="stochastic"), fit=True)
+    assert not model["t"](torch.tensor([1])).requires_grad
+
+
 def test_fresh_rows_that_nothing_trains_are_warned_of() -> None:
     model = nn.ModuleDict({"frozen": nn.Embedding.from_pretrained(torch.randn(5000, 8)), "t": nn.Embedding(5000, 8)})
     with pytest.warns(UserWarning, match=r"^frozen: the new rows are random and nothing trains them"):

@@ -263,7 +263,7 @@ def test_bags_with_an_optimizer_are_refused_before_anything_changes() -> None:
 
 
 def test_a_model_that_is_itself_a_table_or_wrapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="the model is itself a Embedding"):
+    with pytest.raises(ConfigError, match=r"the model itself is one table \(Embedding\)"):
         compress(nn.Embedding(5000, 8), budget=0.1)
 
     class Wrapper(nn.Module):

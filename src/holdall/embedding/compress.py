@@ -51,11 +51,11 @@ def compress(
     """
     try:
         report, old, notes = _compress(model, budget, method, min_rows, exclude, fit=fit)
-    except ConfigError as error:  # its traceback must not hold the tables, for a caller that catches it and goes on
+    except Exception as error:  # its traceback must not hold the tables, for a caller that catches it and goes on
         found: BaseException | None = error
         while found is not None:
             traceback.clear_frames(found.__traceback__)
-            found = found.__context__
+            found = found.__cause__
         raise
     for note in (*notes, warning_of_holders(old)):  # here no frame of ours holds a replaced module any more
         if note is not None:
@@ -179,7 +179,8 @@ def _by_size(
             raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
         return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}
     if budget is None:
-        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {method!r}")
+        name = method if isinstance(method, str) else method.name
+        raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {name}")
     sizes = {
         table.name: TableSize(table.num_rows, table.dim, table.weight.dtype, _nbytes(_padding_row(table, fit=fit)))
         for table in tables
@@ -227,6 +228,8 @@ def _make(table: ModelTable, method: Method, *, fit: bool) -> CompressedEmbeddin
         new = CompressedEmbedding(made, _padding_row(table, fit=fit))
     if not table.weight.requires_grad:
         new.requires_grad_(False)
+        if _trains(new):  # codes that train without a parameter
+            raise ConfigError(f"{table.name} is frozen, but a table by {method} trains: choose trainable=False")
     return new.train(module.training)
 
 

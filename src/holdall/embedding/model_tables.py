@@ -103,8 +103,8 @@ def find_tables(model: nn.Module) -> list[ModelTable]:
     """Every uncompressed table of a model, in the order of its modules."""
     if isinstance(model, Replaceable):
         raise ConfigError(
-            f"the model is itself a {type(model).__name__}, which cannot be replaced in place: give the module that "
-            "it is part of, or build a table with `method.fit(weight)`"
+            f"the model itself is one table ({type(model).__name__}), which cannot be replaced in place: give the "
+            "module that it is part of, or build a table with `method.fit(weight)`"
         )
     for path, module in model.named_modules():
         if isinstance(module, nn.parallel.DistributedDataParallel):
