@@ -29,7 +29,7 @@ from benchmarks.card import print_table, summary, write_card
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.popularity.hot_rows import count_lookups
+from holdall.popularity.choose_hot_rows import count_lookups
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.tracking import read_metrics

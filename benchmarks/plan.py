@@ -39,7 +39,8 @@ from holdall.data.synthetic import preset, write_prepared
 from holdall.models.loss import logloss
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.config import PlanConfig
-from holdall.planning.lookup_counts import Lookups, choose_hot
+from holdall.planning.hot_row_selector import choose_hot
+from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware, median_of
 from holdall.planning.machine.measure import hardware as measure_hardware
 from holdall.planning.memory_check import shortages

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.card import print_table, summary, write_card
 from benchmarks.prepare import write_criteo
 from holdall import DataSet, PrepareConfig, Profile, ProfileConfig, prepare, profile
-from holdall.popularity.hot_rows import hot_rows
+from holdall.popularity.choose_hot_rows import hot_rows
 from holdall.popularity.prepared_counts import BLOCK_ROWS, PreparedCount, lookups_of
 
 FEATURES = [f"C{number}" for number in range(1, 27)]

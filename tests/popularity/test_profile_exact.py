@@ -13,9 +13,9 @@ import holdall
 from holdall import Profile, ProfileConfig, Schema
 from holdall.common.errors import ConfigError, DataError, IdError
 from holdall.data.id_map import load_id_maps
+from holdall.popularity.choose_hot_rows import hot_inputs, hot_rows
 from holdall.popularity.curves import log_grid, rounded
 from holdall.popularity.drift import Drift
-from holdall.popularity.hot_rows import hot_inputs, hot_rows
 from holdall.popularity.profile import Curve, HotCurve
 from holdall.popularity.thresholds import threshold_grid
 from tests.popularity.planted_sets import in_popularity_order, write_set, zipf

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from holdall.checkpoint.all_ranks import on_all_ranks
-from holdall.checkpoint.hot_rows import plan_hot
+from holdall.checkpoint.hot_checkpoint import plan_hot
 from holdall.checkpoint.partial_tensors import Saved
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.checkpoint.saving import SHARD_BYTES, SavePlan, plan_save, write

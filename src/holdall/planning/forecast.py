@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdall.common.errors import ConfigError
-from holdall.planning.lookup_counts import choose_hot
+from holdall.planning.hot_row_selector import choose_hot
 from holdall.planning.memory_cost import memory_bytes, shares_memory, staging_rows, table_bytes
 from holdall.planning.plan import Forecast, Plan, TableForecast, TablePlan
 from holdall.planning.step_cost import Load, Problem, concentration_of, stage_seconds, step_seconds, table_load

@@ -1,10 +1,16 @@
-"""Selection of the hot rows of every table: those that save the most time, as many as fit the device."""
+"""Choice of a plan's hot rows by the seconds they save, as many as fit the device.
+
+Without a plan, `--hot-bytes` chooses by lookups (`popularity.choose_hot_rows`). For `two-fold` the boundary also
+depends on the exchange (`planning.two_fold_cut`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from holdall.planning.lookup_counts import choose_hot
+import numpy as np
+
+from holdall.planning.lookup_counts import Lookups
 from holdall.planning.memory_cost import compressed_bytes, find_bytes, staging_bytes, staging_rows
 from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem, compressed_row_seconds, concentration_of
@@ -148,3 +154,31 @@ def device_bytes(problem: Problem, prefetch: int, compressed: Sequence[TablePlan
     return total + sum(
         compressed_bytes(table.method, table.num_rows, problem.dim, problem.optimizer).total for table in compressed
     )
+
+
+def choose_hot(lookups: Mapping[str, Lookups], worth: Mapping[str, float], row_bytes: int, budget: int, batch_size: int
+) -> dict[str, int]:  # fmt: skip
+    """Hot rows of each table, within `budget` bytes for all, that save the most time.
+
+    A hot row saves `worth[table]` seconds in each batch that looks it up, so rows are chosen in the order of that
+    probability times worth. All rows have `row_bytes`, so this is the order of seconds a byte. Tables of worth 0 get
+    none.
+    """
+    names = list(lookups)
+    # Only a prefix can be hot: a row after one that is looked up less is worth no more than that one.
+    touched = [np.minimum.accumulate(lookups[name].touched_by_group(batch_size)) for name in names]
+    saved = [values * worth.get(name, 0.0) for name, values in zip(names, touched, strict=True)]
+    table = np.concatenate([np.full(len(values), number) for number, values in enumerate(saved)])
+    rows = np.concatenate([lookups[name].rows for name in names])
+    gain = np.concatenate(saved)
+    order = np.argsort(-gain, kind="stable")
+    order = order[gain[order] > 0]
+    most = max(0, budget) // row_bytes
+    taken = np.cumsum(rows[order])
+    inside = rows[order].copy()
+    full = int(np.searchsorted(taken, most, side="right"))  # groups that fit whole
+    if full < len(order):
+        inside[full] = most - (int(taken[full - 1]) if full else 0)
+        inside[full + 1 :] = 0
+    chosen = np.bincount(table[order], weights=inside, minlength=len(names))
+    return {name: int(count) for name, count in zip(names, chosen, strict=True)}

@@ -17,7 +17,7 @@ from holdall.planning.machine.hardware import Hardware, default_path, machine_id
 from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
 from holdall.planning.workload import trace_workload
-from holdall.popularity.hot_rows import count_lookups, hot_inputs
+from holdall.popularity.choose_hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.tiers.pipeline import GPU_PREFETCH
 

@@ -176,31 +176,3 @@ def table_lookups(schema: Schema, counts: Mapping[str, Array], num_samples: int)
         if table not in found:
             found[table] = Lookups.from_counts(counts[table], num_samples)
     return found
-
-
-def choose_hot(lookups: Mapping[str, Lookups], worth: Mapping[str, float], row_bytes: int, budget: int, batch_size: int
-) -> dict[str, int]:  # fmt: skip
-    """Hot rows of each table, within `budget` bytes for all, that save the most time.
-
-    A hot row saves `worth[table]` seconds in each batch that looks it up, so rows are chosen in the order of that
-    probability times worth. All rows have `row_bytes`, so this is the order of seconds a byte. Tables of worth 0 get
-    none.
-    """
-    names = list(lookups)
-    # Only a prefix can be hot: a row after one that is looked up less is worth no more than that one.
-    touched = [np.minimum.accumulate(lookups[name].touched_by_group(batch_size)) for name in names]
-    saved = [values * worth.get(name, 0.0) for name, values in zip(names, touched, strict=True)]
-    table = np.concatenate([np.full(len(values), number) for number, values in enumerate(saved)])
-    rows = np.concatenate([lookups[name].rows for name in names])
-    gain = np.concatenate(saved)
-    order = np.argsort(-gain, kind="stable")
-    order = order[gain[order] > 0]
-    most = max(0, budget) // row_bytes
-    taken = np.cumsum(rows[order])
-    inside = rows[order].copy()
-    full = int(np.searchsorted(taken, most, side="right"))  # groups that fit whole
-    if full < len(order):
-        inside[full] = most - (int(taken[full - 1]) if full else 0)
-        inside[full + 1 :] = 0
-    chosen = np.bincount(table[order], weights=inside, minlength=len(names))
-    return {name: int(count) for name, count in zip(names, chosen, strict=True)}

@@ -1,4 +1,4 @@
-"""Choice of the cut between hot and cold rows in two-fold: the hot rows of each table that every process replicates.
+"""Choice of the hot rows that `two-fold` replicates on every process, by the seconds of its exchange.
 
     cut = choose_cut(lookups, row_bytes=64, batch_size=2048, world_size=4, links=hardware.collectives, budget=10**8,
                      stored_bytes=68, **cold_row_costs(hardware, stored_bytes=68))

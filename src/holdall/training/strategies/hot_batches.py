@@ -14,10 +14,10 @@ from holdall.common.sizes import readable_bytes
 from holdall.data.batch import Batch
 from holdall.models.model import LookedUp
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
-from holdall.popularity.hot_rows import hot_inputs, smallest_useful_budget
+from holdall.popularity.choose_hot_rows import hot_inputs, smallest_useful_budget
 from holdall.training.strategies.base import DeviceBatches, Segment
+from holdall.training.strategies.hot_bytes import bytes_per_row, first_cold_rows, lookups_by_row
 from holdall.training.strategies.hot_cold_loader import HotColdLoader
-from holdall.training.strategies.hot_rows import bytes_per_row, first_cold_rows, lookups_by_row
 from holdall.training.strategies.split import SplitStrategy
 from holdall.training.strategies.two_fold import TwoFoldStrategy
 

@@ -22,7 +22,7 @@ from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, place
 from holdall.tiers.staging import buffers_for
 from holdall.training.strategies.base import DeviceBatches, Segment, Strategy
-from holdall.training.strategies.hot_rows import bytes_per_row, packed_tables, rows_within_hot_bytes
+from holdall.training.strategies.hot_bytes import bytes_per_row, packed_tables, rows_within_hot_bytes
 
 
 class SplitStrategy(Strategy):

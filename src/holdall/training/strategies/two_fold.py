@@ -26,10 +26,10 @@ from holdall.planning.lookup_counts import Lookups
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.two_fold_cut import Cut, choose_cut, cold_row_costs
-from holdall.popularity.hot_rows import ranked_rows
+from holdall.popularity.choose_hot_rows import ranked_rows
 from holdall.tiers.placement import move_dense_part
 from holdall.training.strategies.base import DeviceBatches, Segment
-from holdall.training.strategies.hot_rows import (
+from holdall.training.strategies.hot_bytes import (
     bytes_per_row,
     lookups_of,
     packed_tables,

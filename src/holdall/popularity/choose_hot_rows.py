@@ -1,6 +1,8 @@
-"""Choice of hot rows: the rows of all tables with the most lookups per byte, and the inputs that need no others.
+"""Choice of hot rows by lookups per byte, over all tables, and the inputs that need no other rows.
 
-Ids are in popularity order, so the hot rows of a table are its first ones, and a choice is one number a table.
+Ids are in popularity order, so the hot rows of a table are its first ones, and a choice is one number per table. It is
+used for `--hot-bytes` (`training.strategies.hot_bytes`). A plan chooses by seconds saved (`planning.hot_row_selector`),
+and `two-fold` by the cost of its exchange (`planning.two_fold_cut`).
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def hot_rows(
 ) -> dict[str, int]:
     """Number of hot rows of each table, where all hot rows take at most `budget` bytes.
 
-    The value of a row is its lookups per byte, and rows are taken in the order of their value over all tables; no table
-    has a share of its own. `counts` holds the lookups of every row of a table, in the order of its ids; where they are
-    not falling, as in a table whose tail was put into another order, a row counts for no more than those before it,
+    The value of a row is its lookups per byte, and rows are taken in the order of their value over all tables; there
+    is no per-table quota. `counts` has the lookups of every row of a table, in the order of its ids. Where counts are
+    not non-increasing, as in a table whose tail is in another order, a row counts for no more than those before it,
     since only a prefix can be hot. `at_most` limits single tables. Rows that were never looked up are not hot.
     """
     sizes = {name: row_bytes if isinstance(row_bytes, int) else row_bytes[name] for name in counts}

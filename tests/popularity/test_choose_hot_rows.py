@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
-from holdall.popularity.hot_rows import count_lookups, hot_inputs, hot_rows, smallest_useful_budget
+from holdall.popularity.choose_hot_rows import count_lookups, hot_inputs, hot_rows, smallest_useful_budget
 
 tables = st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=1)
 
@@ -81,7 +81,7 @@ def test_inputs_of_one_hot_features(data: Path) -> None:
 
 
 def test_inputs_with_bags(bag_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdall.popularity.hot_rows.BLOCK_ROWS", 7)
+    monkeypatch.setattr("holdall.popularity.choose_hot_rows.BLOCK_ROWS", 7)
     split = DataSet(bag_data, "train")
     rows = {feature.table or feature.name: max(1, feature.num_rows // 2) for feature in split.schema.features}
     found = hot_inputs(split, rows)

@@ -1,4 +1,7 @@
-"""Choice of hot rows: the rows of the dense tables that save most, within a budget of bytes."""
+"""Hot rows within `--hot-bytes`: the most looked up rows of the dense tables, for strategies without a plan.
+
+The choice itself is `popularity.choose_hot_rows`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 from holdall.common.sizes import parse_bytes
 from holdall.data.dataset import DataSet
 from holdall.models.model import Model
-from holdall.popularity.hot_rows import count_lookups, hot_rows, ranked_rows
+from holdall.popularity.choose_hot_rows import count_lookups, hot_rows, ranked_rows
 from holdall.popularity.profile import Profile
 from holdall.training.config import TrainConfig
 
