@@ -40,7 +40,7 @@ from holdall.data.batch import Ids
 from holdall.data.synthetic import preset
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import default_processes
-from holdall.distributed.row_exchange import exchange_row_gradients
+from holdall.distributed.row_gradient_exchange import exchange_row_gradients
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.distributed.two_fold import two_fold
 from holdall.embedding.bags import EmbeddingBags

@@ -12,7 +12,7 @@ from holdall.data.batch import Batch, Ids
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.gradient_buckets import GradientBuckets
 from holdall.distributed.processes import process_group
-from holdall.distributed.row_exchange import exchange_row_gradients
+from holdall.distributed.row_gradient_exchange import exchange_row_gradients
 from holdall.models.model import Model
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers

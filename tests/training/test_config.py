@@ -15,7 +15,7 @@ from holdall.common.errors import ConfigError
 from holdall.common.settings import overlay, sections, settings_marked
 from holdall.models.settings import ModelSettings
 from holdall.training.config import TrainConfig
-from holdall.training.config_parts import OptimizerSettings, PlacementSettings
+from holdall.training.setting_groups import OptimizerSettings, PlacementSettings
 
 SPLIT = TrainConfig(
     steps=3,

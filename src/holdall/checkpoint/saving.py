@@ -2,7 +2,8 @@
 
 Rank 0 makes the folder, under the name of an incomplete one. Every process writes its slices to shards of its own,
 forces them to disk, reads them back and hashes them. Rank 0 checks that all shards are there, writes the manifest and
-renames the folder. If any process fails, all raise, and everything written is removed.
+renames the folder. If any process fails, all raise, and everything written is removed. If a
+process dies, the others raise when its connection is lost or times out; the next save removes the incomplete folder.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Encoder of raw rows as a Batch, with the id maps and transforms of a prepared data set, for scoring new rows.
+"""Encoder of new raw rows as a Batch, for scoring them, with the id maps and transforms of a prepared data set.
 
-Columns are named as in `schema.json`. Needs neither polars nor the raw files.
+Columns are named as in `schema.json`. Needs neither polars nor the raw files. `prepare` does
+not use it: `data.passes` encodes the rows of a data set.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives, share_of_mean
-from holdall.distributed.row_exchange import RowReduction, sum_over_ranks
+from holdall.distributed.row_gradient_exchange import RowReduction, sum_over_ranks
 from holdall.distributed.sharded_tensor import ShardedTensor
 from holdall.distributed.shards import Shards, hot_rows_of, owned_rows
 from holdall.embedding.dense_pack import DensePack

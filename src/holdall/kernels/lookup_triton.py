@@ -1,7 +1,8 @@
 """Lookup kernels of a pack of tables, in Triton: one launch for all features, cast as they are written.
 
-Shapes: R rows of D numbers in the storage, L lookups, N bags of which bag n reads lookups `offsets[n]..offsets[n + 1]`.
-The floor is bytes: each distinct row read once, each output number written once.
+Shapes: R rows of D values in the storage, L lookups, N bags of which bag n reads lookups `offsets[n]..offsets[n + 1]`.
+The floor is bytes: each distinct row read once, each output value written once. Called by `embedding.pack_lookup` and
+`embedding.mixed_lookup`.
 """
 
 from __future__ import annotations

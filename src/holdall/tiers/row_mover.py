@@ -1,8 +1,9 @@
 """Interface through which the rows of a step move between the host and a staging buffer on the device.
 
-The rows of a step are found, fetched before it computes, and written back after it. Where an earlier step that is
-not written back yet has a row too, that step's staging buffer owns it: the host's copy is old, so the row is not
-fetched but forwarded from buffer to buffer, once the earlier step is done.
+The rows of a step are found, fetched before it computes, and written back after it. If an earlier step in
+flight has the same row, that step's staging buffer has the newest copy: the row is not fetched from the host but
+forwarded from buffer to buffer, once the earlier step is done. Implemented by `CopyMover` and `KernelMover`; called by
+`Pipeline`.
 """
 
 from __future__ import annotations

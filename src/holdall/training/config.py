@@ -17,7 +17,7 @@ from holdall.planning.plan import Plan
 from holdall.planning.strategy_kinds import names_with
 from holdall.tables import Method
 from holdall.tables.settings import TableSettings
-from holdall.training.config_parts import (
+from holdall.training.setting_groups import (
     MAY_CHANGE,
     CheckpointSettings,
     DeviceSettings,

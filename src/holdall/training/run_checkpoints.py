@@ -13,8 +13,8 @@ from holdall import checkpoint
 from holdall.checkpoint import HotPart
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.optim.optimizers import Optimizers
-from holdall.training.config_parts import CheckpointSettings
 from holdall.training.evaluate_run import CHECKPOINTS
+from holdall.training.setting_groups import CheckpointSettings
 from holdall.training.strategies.base import Strategy
 
 

@@ -30,7 +30,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts
-from holdall.training.resume import refuse_other_settings
+from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.start import agree_on_run, make_run_folder, open_run_log
 from holdall.training.step import TrainStep

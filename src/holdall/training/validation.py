@@ -12,7 +12,7 @@ from holdall.data.ranking_cases import ranking_path
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
 from holdall.models.model import Model
-from holdall.training.config_parts import EvaluationSettings
+from holdall.training.setting_groups import EvaluationSettings
 
 
 class Validation:

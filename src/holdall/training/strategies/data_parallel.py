@@ -6,7 +6,7 @@ reduced with those of the MLPs (EL-Rec on several GPUs, with the gradients of th
 
 from __future__ import annotations
 
-from holdall.distributed.row_exchange import exchange_row_gradients
+from holdall.distributed.row_gradient_exchange import exchange_row_gradients
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.strategies.process_strategy import ProcessStrategy
 

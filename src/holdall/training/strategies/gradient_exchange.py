@@ -1,4 +1,7 @@
-"""Exchange of the gradients of a step between processes."""
+"""Exchange of all gradients of a step between processes: the dense part in buckets, table rows as the strategy does.
+
+Rows are exchanged by `distributed.row_gradient_exchange` and, in `two-fold`, by `distributed.two_fold_pack`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class GradientExchange:
         self.num_samples = 0
         """Samples of this rank so far."""
         self.collectives = [collectives, Collectives(self.processes, own_group=True)]
-        """Those of rows and of dense gradients."""
+        """Collectives of row gradients, then those of dense gradients."""
         self._exchange_rows = exchange_rows
         num_signals = 2 * self.processes.world_size
         self._buckets = GradientBuckets(parameters, self.collectives[1], num_signals=num_signals)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
-from holdall.distributed.row_exchange import exchange_row_gradients
+from holdall.distributed.row_gradient_exchange import exchange_row_gradients
 from holdall.distributed.two_fold import two_fold
 from holdall.distributed.two_fold_pack import TwoFoldPack
 from holdall.embedding.bags import module_name

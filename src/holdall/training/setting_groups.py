@@ -1,6 +1,8 @@
-"""Parts of the training settings. Each part checks its own rules and builds the component it describes.
+"""Groups of the training settings: field `hot_bytes` is the flag `--hot-bytes`, and a group is a panel of `--help`.
 
-Metadata of a field says whether the setting may change when a run is resumed, or differ between processes. The parts
+Each group checks its own rules and builds the component it describes.
+
+Metadata of a field says whether the setting may change when a run is resumed, or differ between processes. The groups
 of the model and of the tables are `models.settings.ModelSettings` and `tables.settings.TableSettings`.
 """
 

@@ -1,7 +1,7 @@
 """Check of the settings of a resumed run.
 
-Fields of the settings are marked with what may change on resume (`training.config_parts`). All others must be those of
-the run.
+Fields of the settings are marked with what may change on resume (`training.setting_groups`). All others must be those
+of the run. Restoring the state is `training.run_checkpoints`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Each rank first sums its own by row. Then every rank gathers `(row, gradient)` of the rows that others touched. Where
 that is more bytes, the gradient of the whole storage is all-reduced, with a column that marks touched rows.
+
+Used for replicated rows: all tables of `data-parallel`, the hot rows of `two-fold`. Gradients of cold rows go to their
+owners (`two_fold_pack`). `training.strategies.gradient_exchange` calls both, and reduces the dense part.
 """
 
 from __future__ import annotations
