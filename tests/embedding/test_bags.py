@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdall.common.errors import ConfigError, IdError
+from holdall.common.errors import ConfigError, DataError, IdError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
@@ -151,6 +151,22 @@ def test_offsets_that_are_no_bags() -> None:
         bags(Ids(good.values, good.offsets[:-1], 4))
     with pytest.raises(IdError, match="the batch has ids of 3 features, the model has 4"):
         bags(Ids(good.values, good.offsets, 3))
+
+
+@pytest.mark.parametrize("method", [Dense(), TensorTrain(rank=2)])
+def test_meta_gives_shapes_and_no_values(method: Method) -> None:
+    bags = EmbeddingBags.build(ROWS, 8, method, device="meta")
+    for ids in (one_hot_ids(), bag_ids(), bag_ids(weighted=True)):
+        vectors = bags(ids.to("meta"))
+        assert vectors.shape == (ids.batch_size, 4, 8)
+        assert (vectors.is_meta, vectors.dtype, vectors.requires_grad) == (True, torch.float32, True)
+        assert bags(ids.to("meta"), [2, 0]).shape == (ids.batch_size, 2, 8)
+    bags.vector_dtype = torch.bfloat16
+    with torch.no_grad():
+        vectors = bags(one_hot_ids().to("meta"))
+    assert (vectors.dtype, vectors.requires_grad) == (torch.bfloat16, False)
+    with pytest.raises(DataError, match="the ids are on meta and the tables are not"):
+        EmbeddingBags.build(ROWS, 8)(one_hot_ids().to("meta"))
 
 
 def test_impossible_tables() -> None:

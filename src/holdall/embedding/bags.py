@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from holdall.common.eager import eager
-from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.data.batch import Ids
 from holdall.embedding.dense_pack import DensePack, pack_tables
 from holdall.embedding.device_copy import CopyToDevice
@@ -148,11 +148,25 @@ class EmbeddingBags(nn.Module):
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.parameters(), *self.buffers()))
 
     def forward(self, ids: Ids, positions: Sequence[int] | None = None) -> Tensor:
-        """Pooled vectors [B, F, dim] of every feature, or of the features at `positions` alone, in that order."""
+        """Pooled vectors [B, F, dim] of every feature, or of the features at `positions` alone, in that order.
+
+        Ids and tables on `meta` have no values: the result has shape and type alone.
+        """
+        if ids.values.is_meta:
+            return self._meta_vectors(ids, self.num_features if positions is None else len(positions))
         self.check(ids)
         if self.output_device is not None:
             return CopyToDevice.apply(self._look_up(ids.to("cpu"), positions), self.output_device)
         return self._look_up(ids, positions)
+
+    def _meta_vectors(self, ids: Ids, num_features: int) -> Tensor:
+        tensors = [*self.parameters(), *self.buffers()]
+        if not all(tensor.is_meta for tensor in tensors):
+            raise DataError("the ids are on meta and the tables are not: move both to one device")
+        shape = (ids.batch_size, num_features, self.dim)
+        dtype = self._vector_dtype or next(tensor.dtype for tensor in tensors if tensor.is_floating_point())
+        wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=wants_grad)
 
     def _look_up(self, ids: Ids, positions: Sequence[int] | None) -> Tensor:
         return self._plan.look_up(ids, positions, self._vector_dtype)
