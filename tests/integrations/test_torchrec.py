@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,58 @@ def test_a_bag_collection_trains_as_the_collection_does(dims: tuple[int, int, in
     assert found.length_per_key() == expected.length_per_key()
     torch.testing.assert_close(found.values(), expected.values(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found["b@more"], expected["b@more"], rtol=1e-5, atol=1e-6)
+
+
+def models() -> dict[str, Callable[[object], torch.nn.Module]]:
+    """TorchRec's own models, by name."""
+    from torchrec.models.deepfm import SimpleDeepFMNN
+    from torchrec.models.dlrm import DLRM, DLRM_DCN, DLRM_Projection
+
+    sizes = {"dense_in_features": 5, "dense_arch_layer_sizes": [8, 4], "over_arch_layer_sizes": [6, 1]}
+    branches = {"interaction_branch1_layer_sizes": [8], "interaction_branch2_layer_sizes": [8]}
+    return {
+        "DLRM": lambda tables: DLRM(embedding_bag_collection=tables, **sizes),
+        "DLRM_DCN": lambda tables: DLRM_DCN(
+            embedding_bag_collection=tables, dcn_num_layers=2, dcn_low_rank_dim=4, **sizes
+        ),
+        "DLRM_Projection": lambda tables: DLRM_Projection(embedding_bag_collection=tables, **sizes, **branches),
+        "SimpleDeepFMNN": lambda tables: SimpleDeepFMNN(
+            num_dense_features=5, embedding_bag_collection=tables, hidden_layer_size=6, deep_fm_dimension=3
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["DLRM", "DLRM_DCN", "DLRM_Projection", "SimpleDeepFMNN"])
+def test_models_of_torchrec_take_a_bag_collection(name: str) -> None:
+    tables = [config("goods", 30, ["seen", "bought"]), config("users", 7, ["b"]), config("more", 12, ["c"])]
+    dense, jagged = torch.rand(6, 5, generator=torch.Generator().manual_seed(2)), features()
+    torch.manual_seed(0)
+    theirs = models()[name](torchrec.EmbeddingBagCollection(tables=tables))
+    torch.manual_seed(0)
+    ours = models()[name](BagCollection.of(torchrec.EmbeddingBagCollection(tables=tables)))
+    torch.testing.assert_close(ours(dense, jagged), theirs(dense, jagged), rtol=1e-6, atol=1e-7)
+    traced = torchrec.fx.symbolic_trace(ours)
+    assert torch.equal(traced(dense, jagged), ours(dense, jagged))
+    optimizers = Optimizers(ours, OptimizerConfig(name="sgd", lr=0.3))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.3)
+    for _ in range(3):
+        for step, model in ((optimizers.step, ours), (plain.step, theirs)):
+            (model(dense, jagged) - 1).square().mean().backward()
+            step()
+        ours.zero_grad()
+        plain.zero_grad()
+    torch.testing.assert_close(ours(dense, jagged), theirs(dense, jagged), rtol=1e-5, atol=1e-6)
+    fresh = models()[name](BagCollection.of(torchrec.EmbeddingBagCollection(tables=tables)))
+    fresh.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(fresh(dense, jagged), theirs(dense, jagged), rtol=1e-6, atol=1e-7)
+
+
+def test_a_tensor_dict_of_jagged_tensors() -> None:
+    from tensordict import TensorDict
+
+    jagged, theirs = features(), collection()
+    found = BagCollection.of(theirs)(TensorDict({key: jagged[key] for key in jagged.keys()}))  # noqa: SIM118
+    torch.testing.assert_close(found.values(), theirs(jagged).values(), rtol=1e-6, atol=1e-7)
 
 
 def test_a_collection_on_meta_gets_its_rows_here() -> None:
