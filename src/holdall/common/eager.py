@@ -1,4 +1,4 @@
-"""Decorator of functions that are not compiled."""
+"""Functions that are not compiled, and the transforms of PyTorch that are under way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+
+from holdall.common.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,3 +27,15 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return run
+
+
+def break_graph(reason: str) -> None:
+    """Go on uncompiled; `torch.compile(fullgraph=True)` shows the reason, and `torch.export` stops with it."""
+    if torch.compiler.is_exporting():
+        raise ConfigError(reason)
+    torch._dynamo.graph_break(msg=reason)
+
+
+def transforms() -> bool:
+    """Whether a transform of `torch.func` is under way: `grad`, `vmap` and the like."""
+    return torch._C._functorch.peek_interpreter_stack() is not None

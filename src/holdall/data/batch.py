@@ -61,6 +61,8 @@ def features_at(values: Tensor, positions: Sequence[int]) -> Tensor:
     """Values [F', B] of the features at `positions`, in that order, from values [F, B]."""
     if list(positions) == list(range(values.shape[0])):
         return values
+    if torch.compiler.is_compiling():  # tensors of a trace have no values, and must not be kept
+        return values.index_select(0, torch.tensor(list(positions), device=values.device))
     return values.index_select(0, _on_device(tuple(positions), values.device))
 
 

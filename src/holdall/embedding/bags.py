@@ -18,7 +18,7 @@ from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.data.batch import Ids
 from holdall.embedding.dense_pack import DensePack, pack_tables
 from holdall.embedding.device_copy import CopyToDevice
-from holdall.embedding.id_checks import check_feature, check_ids
+from holdall.embedding.id_checks import check_feature, check_ids, check_traced_ids
 from holdall.embedding.lookup_plan import LookupPlan
 from holdall.embedding.pack_lookup import pack_rows
 from holdall.tables import Dense, Method, Table
@@ -196,7 +196,7 @@ class EmbeddingBags(nn.Module):
         """`(storage [R, dim], rows [B, F])` such that `storage[rows]` is the result, for operations that read rows by
         themselves; None unless every feature is one-hot and kernels can read rows so. With compressed tables a third
         tensor `others` [.., dim] has their rows, freshly made: row -1 - k stands for its row k."""
-        if not self._plan.reads_packed_rows(ids):
+        if torch.compiler.is_compiling() or not self._plan.reads_packed_rows(ids):
             return None
         self.check(ids)
         return self._plan.packed_rows(ids)
@@ -209,14 +209,16 @@ class EmbeddingBags(nn.Module):
         tensors = (tensor for pack in self.packs for tensor in (pack.storage, *pack.slots.values()))
         return tuple((tensor.data_ptr(), tensor.shape) for tensor in tensors)
 
-    @eager
     def check(self, ids: Ids) -> None:
         """Raise `IdError`, naming feature, id and sample, unless every id is a row of its table.
 
         Reads the ids, so a batch should be checked on the host, before it is copied to a device; ids that are already
         on a device are not read back.
         """
-        check_ids(ids, list(self.features), self._limits)
+        if torch.compiler.is_compiling():
+            check_traced_ids(ids, list(self.features), self._limits)
+        else:
+            check_ids(ids, list(self.features), self._limits)
 
     @eager
     def _check_feature(self, ids: Ids, position: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from holdall.common.eager import transforms
 from holdall.common.errors import ConfigError
 from holdall.embedding.collected_gradient import CollectedGradient
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
@@ -86,10 +87,14 @@ class DensePack:
             self._laid_out = weights
 
     def is_replaced(self) -> bool:
-        """Whether other tensors are in the place of weights, as in `torch.func.functional_call`: tables are then looked
-        up one by one."""
+        """Whether a transform of `torch.func` is under way, or other tensors are in the place of weights, as in
+        `torch.func.functional_call`: tables are then looked up one by one."""
+        if not self._laid_out:
+            return False
+        if transforms():
+            return True
         weights = self.weights()
-        if not self._laid_out or all(map(is_, weights, self._laid_out)):
+        if all(map(is_, weights, self._laid_out)):
             return False
         if self.collects and torch.is_grad_enabled():
             known = {id(weight) for weight in self._laid_out}

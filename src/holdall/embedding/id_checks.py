@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from holdall.common.errors import IdError
+from holdall.common.eager import transforms
+from holdall.common.errors import ConfigError, IdError
 from holdall.data.batch import Ids
 from holdall.tables.table import check_offsets
 
@@ -27,8 +28,10 @@ def check_ids(ids: Ids, features: Sequence[str], limits: Tensor) -> None:
         raise IdError(f"the batch has ids of {ids.num_features} features, the model has {len(features)}")
     if ids.values.device.type != "cpu":
         return
+    if transforms() and torch._C._functorch.is_batchedtensor(ids.values):
+        raise ConfigError("torch.func.vmap cannot run over ids, which are checked: look all of them up in one batch")
     if ids.offsets is None:
-        if all_below(ids.values, limits):
+        if not transforms() and all_below(ids.values, limits):  # numpy does not read tensors of a transform
             return
     else:
         if (ids.offsets.numel() - 1) % len(features):
@@ -36,6 +39,23 @@ def check_ids(ids: Ids, features: Sequence[str], limits: Tensor) -> None:
         check_offsets(ids.offsets, ids.values.numel(), include_last=True)
     for position, feature in enumerate(features):
         check_feature(ids, position, feature, int(limits[position]))
+
+
+def check_traced_ids(ids: Ids, features: Sequence[str], limits: Tensor) -> None:
+    """`check_ids` as operations of a compiled or exported graph, whose error cannot name the id."""
+    if ids.num_features != len(features):
+        raise IdError(f"the batch has ids of {ids.num_features} features, the model has {len(features)}")
+    if ids.values.device.type != "cpu":
+        return
+    if ids.offsets is None:
+        limits = limits[:, None]
+    else:
+        bag = torch.repeat_interleave(ids.offsets.diff(), output_size=ids.values.numel())
+        limits = limits[bag // ids.batch_size]
+    torch._assert_async(
+        ((ids.values >= 0) & (ids.values < limits)).all(),
+        "an id is not a row of its table: run the model uncompiled to see the feature, the id and the sample",
+    )
 
 
 def check_feature(ids: Ids, position: int, feature: str, limit: int) -> None:

@@ -20,6 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from holdall.common.eager import break_graph
 from holdall.data.batch import Ids, features_at
 from holdall.embedding.dense_pack import DensePack
 from holdall.embedding.mixed_lookup import MixedLookup, MixedPlan
@@ -121,8 +122,8 @@ class LookupPlan:
         """Route of the features at `positions` (None: all), for ids on this device.
 
         A pack's storage is read where the pack collects gradients for an optimizer, or where autograd is off;
-        otherwise gradients belong into `weight.grad`, and tables are called one by one, as they are where
-        `torch.func.functional_call` replaces their weights.
+        otherwise gradients belong into `weight.grad`, and tables are called one by one, as they are where transforms of
+        `torch.func` are under way or replace their weights.
         """
         chosen = None if positions is None else tuple(positions)
         learns = torch.is_grad_enabled()
@@ -136,6 +137,11 @@ class LookupPlan:
 
     def look_up(self, ids: Ids, positions: Sequence[int] | None, dtype: torch.dtype | None) -> Tensor:
         """Pooled vectors [B, F', dim] of the features at `positions`, in type `dtype` or else in that of the tables."""
+        if torch.compiler.is_compiling():
+            why_not = self._why_not_traced(ids)
+            if why_not is None:
+                return self._look_up_traced(ids, positions, dtype)
+            break_graph(why_not)
         route = self.route(ids, positions)
         if route.only_pack is not None:
             return look_up_pack(route.only_pack, ids)
@@ -150,6 +156,23 @@ class LookupPlan:
                 return pooled if dtype is None else pooled.to(dtype)
         columns = _columns(route, ids)
         found = [columns[position] for position in route.positions]
+        return torch.stack(found if dtype is None else [vectors.to(dtype) for vectors in found], dim=1)
+
+    def _why_not_traced(self, ids: Ids) -> str | None:
+        """Why a lookup cannot be part of a compiled or exported graph; None if it can."""
+        if ids.offsets is not None:
+            return "bags of several ids are not compiled or exported: their sizes depend on the batch"
+        if torch.is_grad_enabled() and any(pack.collects for pack in self.packs) and not torch.compiler.is_exporting():
+            return "tables that have Optimizers collect gradients by row, outside of a graph: compile without fullgraph"
+        if any(type(pack) is not DensePack for pack in self.packs):
+            return "tables whose rows are in several places are looked up outside of a graph: compile without fullgraph"
+        return None
+
+    def _look_up_traced(self, ids: Ids, positions: Sequence[int] | None, dtype: torch.dtype | None) -> Tensor:
+        """`look_up` of one id a feature as operations on the tables' own parameters, one table after the other."""
+        chosen = range(len(self.names)) if positions is None else positions
+        with torch.autocast("cpu" if ids.values.is_meta else ids.values.device.type, enabled=False):
+            found = [look_up_table(self.tables[self.names[position]], ids, position) for position in chosen]
         return torch.stack(found if dtype is None else [vectors.to(dtype) for vectors in found], dim=1)
 
     def _look_up_mixed(self, mixed: MixedPlan, ids: Ids, dtype: torch.dtype | None) -> Tensor:
@@ -211,7 +234,8 @@ def _columns(route: Route, ids: Ids) -> dict[int, Tensor]:
             columns.update(zip(group.positions, rows.unbind(0), strict=True))
         single = route.ungrouped
     if single:
-        with torch.autocast(ids.values.device.type, enabled=False):  # what a table computes is in its own type
+        kind = "cpu" if ids.values.is_meta else ids.values.device.type
+        with torch.autocast(kind, enabled=False):  # what a table computes is in its own type
             for position, table in single:
                 columns[position] = look_up_table(table, ids, position)
     return columns

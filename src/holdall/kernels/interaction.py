@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.common.eager import transforms
 from holdall.kernels.dispatch import Path, takes_triton
 
 ALIGNMENT = 8
@@ -50,7 +51,7 @@ def dot_interaction(vectors_BVD: Tensor, first_BD: Tensor | None = None, *, path
         return interaction_triton.dot_interaction(first_BD, vectors_BVD)
     if first_BD is not None:
         vectors_BVD = torch.cat([first_BD[:, None].to(vectors_BVD.dtype), vectors_BVD], dim=1)
-    return _DotInteraction.apply(vectors_BVD)
+    return dot_interaction_reference(vectors_BVD) if transforms() else _DotInteraction.apply(vectors_BVD)
 
 
 def dot_interaction_of_rows(
@@ -94,6 +95,8 @@ _PAIRS: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 def _pair_indices(num_vectors: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Position of pair p in the flattened V x V matrix, and the pair of each cell of it (any, on the diagonal)."""
     if (num_vectors, device) not in _PAIRS:
+        if torch.compiler.is_compiling():  # tensors of a trace have no values, and must not be kept
+            return _make_pair_indices(num_vectors, device)
         _PAIRS[num_vectors, device] = _make_pair_indices(num_vectors, device)
     return _PAIRS[num_vectors, device]
 
