@@ -18,10 +18,12 @@ from holdall.tables import (
     MixedDimension,
     Quantized,
     Robe,
+    Sketch,
     Table,
     TensorTrain,
 )
 from holdall.tables.quantized import LearnedRoundingTable
+from holdall.tables.robe import share_array
 from tests.tables.cases import BAGS, CASES, build, some_ids
 
 methods = pytest.mark.parametrize("method", CASES.values(), ids=CASES.keys())
@@ -131,6 +133,54 @@ def test_state_dicts_keep_their_names(method: Method) -> None:
     table = build(method)
     assert next(iter(table.state_dict())) == next(name for name, _ in table.named_parameters()) == "weight"
     assert table.row_parameters()["weight"] is dict(table.named_parameters())["weight"]
+
+
+SEEDED = {
+    "hashed": lambda seed: Hashed(buckets=23, seed=seed),
+    "robe": lambda seed: Robe(size=300, block=4, seed=seed),
+    "hot and hashed": lambda seed: HotCold(hot_rows=5, cold=Hashed(buckets=23, seed=seed)),
+}
+
+
+@pytest.mark.parametrize("make", SEEDED.values(), ids=SEEDED.keys())
+def test_a_state_dict_of_another_hash_is_refused(make: Callable[[int], Method]) -> None:
+    table, other, same = (build(make(seed)) for seed in (4, 5, 4))
+    state = table.state_dict()
+    before = other.materialize()
+    name = next(name for name in state if name.endswith("hash_seed"))
+    with pytest.raises(RuntimeError, match=rf"{name} is 4 in the state dict and 5 here: .* with seed=4"):
+        other.load_state_dict(state)
+    if not isinstance(other.method, HotCold):
+        assert torch.equal(other.materialize(), before)
+    with torch.no_grad():
+        for parameter in same.parameters():
+            parameter.zero_()
+    same.load_state_dict(state)
+    assert torch.equal(same.materialize(), table.materialize())
+
+
+@pytest.mark.parametrize("make", SEEDED.values(), ids=SEEDED.keys())
+def test_state_dicts_without_a_seed_load_as_before(make: Callable[[int], Method]) -> None:
+    table, other = build(make(4)), make(4).build(37, 8, dtype=torch.float64)
+    old = {name: value for name, value in table.state_dict().items() if not name.endswith("hash_seed")}
+    assert set(old) == {name for name, _ in table.named_parameters()}
+    other.load_state_dict(old)
+    assert torch.equal(other.materialize(), table.materialize())
+
+
+def test_tables_that_hash_nothing_have_no_seed() -> None:
+    assert list(Hashed(buckets=40, seed=3).build(37, 8).state_dict()) == ["weight"]
+    assert list(Sketch(dim=3, seed=4).build(37, 8).state_dict()) == ["stored", "transform"]
+
+
+def test_shared_arrays_keep_the_seeds_of_their_tables() -> None:
+    tables = nn.ModuleList([Robe(size=300, block=4).build(37, 8) for _ in range(2)])
+    share_array(list(tables))
+    state = tables.state_dict()
+    assert [int(state[f"{place}.hash_seed"]) for place in range(2)] == [0, 1]
+    alone = nn.ModuleList([Robe(size=300, block=4).build(37, 8) for _ in range(2)])
+    with pytest.raises(RuntimeError, match=r"1\.hash_seed is 1 in the state dict and 0 here"):
+        alone.load_state_dict(state)
 
 
 LOOKUPS: dict[str, Callable[[Table], Tensor]] = {

@@ -253,6 +253,20 @@ def test_a_checkpoint_of_another_model_is_refused(data: Path, tmp_path: Path) ->
         load_model(tmp_path / "run")
 
 
+def test_checkpoints_hold_parameters_and_no_seeds_of_hashes(data: Path, tmp_path: Path) -> None:
+    """As those of 0.1.0, which load: seeds are in run.json. The run resumes and its model is that of the end."""
+    config = SMALL.replace(method="hashed", setting=("buckets=20", "seed=3"), min_rows=0, steps=6)
+    run(data, tmp_path / "whole", config)
+    run(data, tmp_path / "parts", config.replace(steps=3))
+    run(data, tmp_path / "parts", config, resume=True)
+    assert same_tensors(tmp_path / "whole", tmp_path / "parts")
+    model, *_, path = load_model(tmp_path / "parts", device="cpu")
+    stored, _ = checkpoint.load(path, prefix="model.")
+    parameters = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
+    assert stored.keys() == parameters.keys()
+    assert all(torch.equal(stored[name], parameters[name]) for name in stored)
+
+
 def test_a_run_without_a_checkpoint_says_so(data: Path, tmp_path: Path) -> None:
     Trainer(data, tmp_path / "run", SMALL, quiet=True)
     with pytest.raises(CheckpointError, match="no complete checkpoint yet"):

@@ -87,6 +87,9 @@ class HashedTable(Table):
             return ids
         return hash_buckets(ids, self.num_buckets, self.method.seed)
 
+    def _hash_seed(self) -> int | None:
+        return None if self.num_buckets == self.num_rows else self.method.seed
+
     def _rows(self, ids: Tensor) -> Tensor:
         return F.embedding(self.buckets(ids), self.stored, sparse=self.sparse)
 

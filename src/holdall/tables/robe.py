@@ -110,6 +110,9 @@ class RobeTable(Table):
         signs = signs_of(hashes, self.array.dtype) if self.method.signs else None
         return buckets_of(hashes, self.array.shape[0]), signs
 
+    def _hash_seed(self) -> int:
+        return self.method.seed
+
     def _rows(self, ids: Tensor) -> Tensor:
         places, signs = self.places(ids)
         blocks = F.embedding(places, self.array, sparse=self.sparse)

@@ -20,6 +20,9 @@ from holdall.common.errors import ConfigError, IdError
 from holdall.kernels.repeat_rows import rows_of_distinct
 from holdall.tables.method import Method, TableOptions
 
+HASH_SEED = "hash_seed"
+"""Name of the seed of a table's hash in state dicts."""
+
 
 class Table(nn.Module):
     """Table of `num_rows` rows of `dim` numbers, stored by some method; an `nn.EmbeddingBag` to its users."""
@@ -150,6 +153,43 @@ class Table(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_rows:,} rows, dim {self.dim}, {self.method}, {self.num_bytes():,} bytes"
+
+    # The seed of a hash decides which stored numbers a row has, so state dicts carry it beside them.
+
+    def _hash_seed(self) -> int | None:
+        """Seed of the hash that places rows, if the table has one."""
+        return None
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        seed = self._hash_seed()
+        if seed is not None:
+            destination[prefix + HASH_SEED] = torch.tensor(seed)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As every module; state dicts of before 0.2.0 have no seed and load unchecked."""
+        seed, name = self._hash_seed(), prefix + HASH_SEED
+        stored = None if seed is None else state_dict.get(name)
+        if stored is not None and int(stored) != seed:
+            error_msgs.append(
+                f"{name} is {int(stored)} in the state dict and {seed} here: rows would be made of the wrong numbers; "
+                f"build the {self.method.name} table with seed={int(stored)}"
+            )
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if stored is not None and name in unexpected_keys:
+            unexpected_keys.remove(name)
 
     # Helpers that give `forward` the meaning of nn.EmbeddingBag's.
 

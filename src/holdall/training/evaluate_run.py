@@ -21,6 +21,7 @@ from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.evaluation.ranking import K
 from holdall.models.model import Model
+from holdall.tables.table import HASH_SEED
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import PLAN_FILE
@@ -47,9 +48,15 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
         model, tensors = _on_disk(config, schema, pick_device(device))
     else:
         model = config.build_model(schema, device=pick_device(device))
-        tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+        tensors = model_tensors(model)
     checkpoint.load_into(path, tensors, prefix="model.")
     return model, config, schema, path
+
+
+def model_tensors(model: nn.Module) -> dict[str, Any]:
+    """Tensors of a model by their names in checkpoints; seeds of hashes are in run.json, with the methods."""
+    state = model.state_dict().items()
+    return {f"model.{name}": tensor for name, tensor in state if name.rsplit(".", 1)[-1] != HASH_SEED}
 
 
 def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
@@ -60,7 +67,7 @@ def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple
     weakref.finalize(model, files.cleanup)
     hot = dict.fromkeys((name for pack in model.bags.packs for name in pack.tables), 0)
     tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(files.name))
-    tensors: dict[str, Any] = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors = model_tensors(model)
     tensors.update({f"model.bags.{name}": tensor for name, tensor in tiers.lazy_weights().items()})
     return model, tensors
 

@@ -13,7 +13,7 @@ from holdall import checkpoint
 from holdall.checkpoint import HotPart
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.optim.optimizers import Optimizers
-from holdall.training.evaluate_run import CHECKPOINTS
+from holdall.training.evaluate_run import CHECKPOINTS, model_tensors
 from holdall.training.setting_groups import CheckpointSettings
 from holdall.training.strategies.base import Strategy
 
@@ -33,9 +33,7 @@ class RunCheckpoints:
 
     def tensors(self) -> dict[str, Tensor | TensorByRows]:
         """Everything that changes in training, by name."""
-        found: dict[str, Tensor | TensorByRows] = {
-            f"model.{name}": tensor for name, tensor in self.strategy.model.state_dict().items()
-        }
+        found: dict[str, Tensor | TensorByRows] = model_tensors(self.strategy.model)
         found.update({f"optimizer.{name}": tensor for name, tensor in self.optimizers.tensors().items()})
         found.update(self.strategy.checkpoint_tensors())
         return found
