@@ -169,6 +169,14 @@ def test_meta_gives_shapes_and_no_values(method: Method) -> None:
         EmbeddingBags.build(ROWS, 8)(one_hot_ids().to("meta"))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_torchscript_is_refused_in_one_sentence() -> None:
+    bags = EmbeddingBags.build(ROWS, 8)
+    for module in (bags, torch.nn.Sequential(bags, torch.nn.Linear(8, 1))):
+        with pytest.raises(ConfigError, match="TorchScript cannot compile EmbeddingBags: leave torch"):
+            torch.jit.script(module)
+
+
 def test_impossible_tables() -> None:
     with pytest.raises(ConfigError, match="at least one table"):
         EmbeddingBags({})

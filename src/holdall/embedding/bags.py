@@ -8,7 +8,7 @@ updated, in one operation instead of one a table. Compressed tables are looked u
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -223,6 +223,10 @@ class EmbeddingBags(nn.Module):
     @eager
     def _check_feature(self, ids: Ids, position: int) -> None:
         check_feature(ids, position, list(self.features)[position], int(self._limits[position]))
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Refusal that `torch.jit.script` reaches in the place of a compiler error."""
+        raise ConfigError("TorchScript cannot compile EmbeddingBags: leave torch.jit.script out, or use torch.compile")
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without the plan: it refers to tensors and kernels of these very tables."""
