@@ -7,7 +7,7 @@ import sys
 import torch
 
 from holdall.optim.records import RECORDS
-from tests.kernels import frobenius_checks, host_rows_checks, mixed_lookup_checks, train_checks, triton_checks
+from tests.kernels import dense_frobenius_checks, frobenius_checks, host_rows_checks, train_checks, triton_checks
 
 
 def tables() -> None:
@@ -22,7 +22,7 @@ def tables() -> None:
     frobenius_checks.check_many((8, 88), 8, 4, 16, 501, kind="long runs", device="cuda")
     frobenius_checks.check_bags(16, 8, 2, 12, 101, scaled=True, device="cuda")
     frobenius_checks.check_columns("cuda")
-    mixed_lookup_checks.steps("triton", "sgd", "cuda")
+    dense_frobenius_checks.steps("triton", "sgd", "cuda")
 
 
 def trains() -> None:

@@ -23,8 +23,8 @@ from holdall.kernels.side_stream import one_after_the_other
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.tables import Frobenius
+from tests.kernels import dense_frobenius_checks
 from tests.kernels import frobenius_checks as checks
-from tests.kernels import mixed_lookup_checks
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def test_past_two_billion_elements() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 def test_placed_steps_equal_plain_torch(optimizer: str) -> None:
     for found, expected in zip(
-        *(mixed_lookup_checks.steps(p, optimizer, "cuda") for p in ("triton", "torch")), strict=True
+        *(dense_frobenius_checks.steps(p, optimizer, "cuda") for p in ("triton", "torch")), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=2e-5, atol=5e-6)
 

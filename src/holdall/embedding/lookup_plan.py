@@ -3,7 +3,7 @@
 A `Route` is the plan for the features at some positions of a batch. It takes the first of these ways that applies:
 
 - one pack has all of the features: one gather;
-- one id a feature on a GPU: kernels of several kinds write into one output (`holdall.embedding.mixed_lookup`);
+- one id a feature on a GPU: kernels of several kinds write into one output (`holdall.embedding.dense_frobenius_lookup`);
 - bags of tables of one kernel group: one call pools them all;
 - otherwise one gather a pack, one call a kernel group, and one call for each table that is left.
 
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from holdall.common.eager import break_graph
 from holdall.data.batch import Ids, features_at
+from holdall.embedding.dense_frobenius_lookup import DenseFrobeniusLookup, DenseFrobeniusPlan
 from holdall.embedding.dense_pack import DensePack
-from holdall.embedding.mixed_lookup import MixedLookup, MixedPlan
 from holdall.embedding.pack_lookup import PackGroup, look_up_pack
 from holdall.kernels.dispatch import default_path, takes_triton
 from holdall.tables import Table
@@ -116,7 +116,7 @@ class LookupPlan:
         self.packs = [pack for pack in packs if any(name in pack.tables for name in names)]
         """Packs of which some feature looks up a table."""
         self._routes: dict[Hashable, Route] = {}
-        self._mixed: dict[Hashable, MixedPlan] = {}
+        self._mixed: dict[Hashable, DenseFrobeniusPlan] = {}
 
     def route(self, ids: Ids, positions: Sequence[int] | None = None) -> Route:
         """Route of the features at `positions` (None: all), for ids on this device.
@@ -175,7 +175,7 @@ class LookupPlan:
             found = [look_up_table(self.tables[self.names[position]], ids, position) for position in chosen]
         return torch.stack(found if dtype is None else [vectors.to(dtype) for vectors in found], dim=1)
 
-    def _look_up_mixed(self, mixed: MixedPlan, ids: Ids, dtype: torch.dtype | None) -> Tensor:
+    def _look_up_mixed(self, mixed: DenseFrobeniusPlan, ids: Ids, dtype: torch.dtype | None) -> Tensor:
         """[B, F', dim], every kernel writing its own columns; in the type of `torch.autocast` where that is on."""
         rest: list[Tensor] = []
         if mixed.rest:
@@ -186,16 +186,16 @@ class LookupPlan:
             dtype = torch.get_autocast_dtype(kind)
         elif dtype is None:
             dtype = functools.reduce(torch.promote_types, [*mixed.dtypes(), *(vectors.dtype for vectors in rest)])
-        return MixedLookup.apply(mixed, ids.values, dtype, len(rest), *mixed.parameters(), *rest)
+        return DenseFrobeniusLookup.apply(mixed, ids.values, dtype, len(rest), *mixed.parameters(), *rest)
 
-    def _mixed_plan(self, route: Route, values: Tensor) -> MixedPlan | None:
+    def _mixed_plan(self, route: Route, values: Tensor) -> DenseFrobeniusPlan | None:
         """Kernels that write the vectors of one-hot ids into one output; None where none does."""
         if not route.mixes or values.is_meta or not takes_triton("the lookup", values):
             return None
         packs = [group.pack for group in route.packs if _whole_on(values.device, group.pack)]
         key = (route.positions, *(id(pack) for pack in packs))
         if key not in self._mixed:
-            self._mixed[key] = MixedPlan(route.positions, self.names, self.tables, packs)
+            self._mixed[key] = DenseFrobeniusPlan(route.positions, self.names, self.tables, packs)
         for pack in packs:
             pack.repack()
         mixed = self._mixed[key]

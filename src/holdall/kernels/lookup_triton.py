@@ -2,7 +2,7 @@
 
 Shapes: R rows of D values in the storage, L lookups, N bags of which bag n reads lookups `offsets[n]..offsets[n + 1]`.
 The floor is bytes: each distinct row read once, each output value written once. Called by `embedding.pack_lookup` and
-`embedding.mixed_lookup`.
+`embedding.dense_frobenius_lookup`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if not HAS_TRITON:
 if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from tests.kernels.mixed_lookup_checks import METHODS, ROWS, some_ids, steps
+from tests.kernels.dense_frobenius_checks import METHODS, ROWS, some_ids, steps
 from tests.tiers import small
 
 

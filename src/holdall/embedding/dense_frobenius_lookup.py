@@ -1,6 +1,6 @@
-"""One-hot lookup in tables of several kinds, whose kernels all write into one output [B, F, dim].
+"""One-hot lookup in dense and Frobenius tables, whose kernels write into one output [B, F, dim].
 
-A `MixedPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense tables, or that of a
+A `DenseFrobeniusPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense tables, or that of a
 group of Frobenius tables. All other features are looked up elsewhere, and their vectors are copied.
 """
 
@@ -40,7 +40,7 @@ class FrobeniusPart:
         return [(table.left, table.right, table.basis) for table, *_ in self.members]
 
 
-class MixedPlan:
+class DenseFrobeniusPlan:
     """Kernels of several kinds that write into one output, and the features of each."""
 
     def __init__(
@@ -144,8 +144,8 @@ class MixedPlan:
         return part.pack.storage, rows, others.flatten(0, 1)
 
 
-class MixedLookup(torch.autograd.Function):
-    """Vectors [B, F, dim] of ids `values` [F', B], written into one buffer as a `MixedPlan` assigns them.
+class DenseFrobeniusLookup(torch.autograd.Function):
+    """Vectors [B, F, dim] of ids `values` [F', B], written into one buffer as a `DenseFrobeniusPlan` assigns them.
 
     `tensors` are the plan's parameters and then the `num_rest` vectors [B, dim] of its `rest`. Packs get their gradient
     as from `FusedLookup`, with row numbers already sorted; factors get a dense one. The sort, a chain of small kernels,
@@ -154,7 +154,7 @@ class MixedLookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: MixedPlan, values: Tensor, dtype: torch.dtype, num_rest: int, *tensors: Tensor
+        ctx: Any, plan: DenseFrobeniusPlan, values: Tensor, dtype: torch.dtype, num_rest: int, *tensors: Tensor
     ) -> Tensor:
         from holdall.kernels import frobenius_triton as fused
         from holdall.kernels import lookup_triton
@@ -182,7 +182,7 @@ class MixedLookup(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         from holdall.kernels import frobenius_triton as fused
 
-        plan: MixedPlan = ctx.plan
+        plan: DenseFrobeniusPlan = ctx.plan
         values, *saved = ctx.saved_tensors
         us, rows = saved[: len(plan.frobenius)], saved[len(plan.frobenius) :]
         grad = grads[0].contiguous()
