@@ -40,7 +40,7 @@ from holdall.models.loss import logloss
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.config import PlanConfig
 from holdall.planning.hot_row_selector import choose_hot
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import Hardware, median_of
 from holdall.planning.machine.measure import hardware as measure_hardware
 from holdall.planning.memory_check import shortages
@@ -203,7 +203,7 @@ def _refuse(batch: Batch, loss: float, place: str, done: str) -> None:
 class Planning:
     """Plans of one model for one data set."""
 
-    def __init__(self, data: Path, known: Mapping[str, Lookups], config: PlanConfig, hardware: Hardware):
+    def __init__(self, data: Path, known: Mapping[str, LookupCounts], config: PlanConfig, hardware: Hardware):
         self.schema, self.name, self.config = Schema.load(data), data.name, config
         self.problem: Problem = make_problem(self.schema, known, config, hardware, data)
 

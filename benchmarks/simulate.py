@@ -47,8 +47,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.collective_cost import Links, Message
-from holdall.planning.lookup_counts import Lookups
-from holdall.planning.machine.hardware import Collectives as Measured
+from holdall.planning.lookup_counts import LookupCounts
+from holdall.planning.machine.hardware import CollectiveRates
 from holdall.planning.machine.measure_collectives import measure_collectives
 from holdall.planning.messages import (
     data_parallel_messages,
@@ -113,7 +113,7 @@ def compare(rows: list[int], dim: int, batch_size: int, processes: list[int], st
     return {**results, "hot rows": hot, "seconds of a cold lookup": work}
 
 
-def hot_lookups(found: dict[str, Any], way: str, lookups: dict[str, Lookups], batch_size: int) -> float:
+def hot_lookups(found: dict[str, Any], way: str, lookups: dict[str, LookupCounts], batch_size: int) -> float:
     """Lookups of a process in a step that go to hot rows."""
     hot = found["hot"][way]
     return batch_size * sum(known.share(hot[name]) * known.per_sample for name, known in lookups.items())
@@ -146,7 +146,7 @@ def _seconds_line(
     line: dict[str, Any] = {"processes": count, "way": way, "alone": alone * 1e3, "crowding": crowding}
     for name, source in (("here", count), ("from 2", 2)):
         if source in measured:
-            links = Links(Measured(**measured[source][0]["links"]))
+            links = Links(CollectiveRates(**measured[source][0]["links"]))
             exchange = sum(links.by_kind(messages, count).values())
             line[f"exchange {name}"] = exchange * 1e3
             line[f"step {name}"] = (alone * crowding + exchange) * 1e3
@@ -155,7 +155,7 @@ def _seconds_line(
     return {**line, "predicted / measured": line["step here"] / line["measured"]}
 
 
-def law(num_rows: int) -> Lookups:
+def law(num_rows: int) -> LookupCounts:
     """The Zipf law's expected lookups: the first thousand rows one by one, then in groups of a hundredth."""
     edges = np.unique(np.concatenate([np.arange(min(num_rows, 1000) + 1), np.geomspace(1, num_rows, 2000).round()]))
     edges = edges[edges <= num_rows]
@@ -165,11 +165,11 @@ def law(num_rows: int) -> Lookups:
     first = int((edges[1:] <= 1000).sum())
     inside[:first] = singles[:first]
     sizes = np.diff(edges)
-    return Lookups(inside / inside.sum() / sizes, sizes.astype(np.int64), 1)
+    return LookupCounts(inside / inside.sum() / sizes, sizes.astype(np.int64), 1)
 
 
 def expected(
-    way: str, lookups: dict[str, Lookups], hot: dict[str, int], dim: int, batch_size: int, world_size: int
+    way: str, lookups: dict[str, LookupCounts], hot: dict[str, int], dim: int, batch_size: int, world_size: int
 ) -> list[Message]:
     common: dict[str, Any] = {"row_bytes": 4 * dim, "batch_size": batch_size, "world_size": world_size}
     if way == "table-wise":
@@ -270,9 +270,14 @@ def _measure(rows: list[int], dim: int, size: int, num_processes: int, steps: in
 
 
 def _cuts(
-    lookups: dict[str, Lookups], dim: int, size: int, num_processes: int, links: Measured | None, work: float
+    lookups: dict[str, LookupCounts],
+    dim: int,
+    size: int,
+    num_processes: int,
+    links: CollectiveRates | None,
+    work: float,
 ) -> dict[str, dict[str, int]]:
-    def cut(measured: Measured | None) -> dict[str, int]:
+    def cut(measured: CollectiveRates | None) -> dict[str, int]:
         # One process replicates nothing; what it does alone is timed with the rows of two.
         common: dict[str, Any] = {"row_bytes": 4 * dim, "batch_size": size, "world_size": max(2, num_processes)}
         budget = 4 * dim * sum(known.num_rows for known in lookups.values()) // 20

@@ -9,10 +9,10 @@ import numpy as np
 
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.optim.records import MEASURED
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import (
     Captured,
-    Collectives,
+    CollectiveRates,
     Cost,
     Hardware,
     Interaction,
@@ -76,7 +76,7 @@ def hardware(**changes: Any) -> Hardware:
         "overlap": 0.0,
         "call": 1e-6,
         "stream": 1e10,
-        "collectives": Collectives("gloo", 2, {"1024": 1e-4, "1048576": 1e-3}, {"1024": 2e-4, "1048576": 2e-3}),
+        "collectives": CollectiveRates("gloo", 2, {"1024": 1e-4, "1048576": 1e-3}, {"1024": 2e-4, "1048576": 2e-3}),
     }
     if changes.get("device") == "cuda":
         values |= {"captured": CAPTURED, "read": Line()}
@@ -106,5 +106,5 @@ def zipf_counts(rows: int, samples: int, exponent: float = 1.05) -> Any:
     return counts
 
 
-def lookups(rows: dict[str, int], samples: int = 100_000, exponent: float = 1.05) -> dict[str, Lookups]:
-    return {name: Lookups.from_counts(zipf_counts(n, samples, exponent), samples) for name, n in rows.items()}
+def lookups(rows: dict[str, int], samples: int = 100_000, exponent: float = 1.05) -> dict[str, LookupCounts]:
+    return {name: LookupCounts.from_counts(zipf_counts(n, samples, exponent), samples) for name, n in rows.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from holdall.common.errors import ConfigError
 from holdall.planning.collective_cost import Links, Message, wire_share
-from holdall.planning.machine.hardware import Collectives
+from holdall.planning.machine.hardware import CollectiveRates
 
 SIZES = (1 << 8, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 
@@ -19,7 +19,7 @@ def planted(latency: float, bandwidth: float, power: float = 1.0) -> dict[str, f
 
 
 def links(world_size: int = 2, backend: str = "gloo") -> Links:
-    return Links(Collectives(backend, world_size, planted(1e-3, 1e9), planted(2e-4, 2e9)))
+    return Links(CollectiveRates(backend, world_size, planted(1e-3, 1e9), planted(2e-4, 2e9)))
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 256, 5000, 123_456, 7_000_000, 1 << 25, 1 << 30])
@@ -31,7 +31,7 @@ def test_latency_and_bandwidth_are_found_again(num_bytes: int) -> None:
 def test_between_sizes_a_power_law_is_followed() -> None:
     # 4^k bytes in 2^k nanoseconds: straight in logarithms, far from it on a line between sizes.
     curve = {str(1 << bits): 2.0 ** (bits / 2) * 1e-9 for bits in (0, 10, 20, 30)}
-    slow = Links(Collectives("gloo", 2, curve, curve))
+    slow = Links(CollectiveRates("gloo", 2, curve, curve))
     between = 1 << 24
     on_a_line = 1e-9 * (2**10 + (2**15 - 2**10) * (between - 2**20) / (2**30 - 2**20))
     assert float(slow.all_to_all(between, 2)) == pytest.approx(2**12 * 1e-9, rel=0.02)
@@ -68,7 +68,7 @@ def test_a_gather_is_half_an_all_reduce_of_what_it_gathers() -> None:
 
 def test_a_gather_that_was_measured_is_taken_as_it_was() -> None:
     curves = (planted(1e-3, 1e9), planted(2e-4, 2e9), planted(5e-4, 1e8))
-    measured = Links(Collectives("gloo", 4, *curves))
+    measured = Links(CollectiveRates("gloo", 4, *curves))
     assert float(measured.all_gather(1 << 20, 4)) == pytest.approx(5e-4 + (1 << 20) / 1e8)
     assert float(measured.all_gather(1 << 20, 8)) == pytest.approx((5e-4 + (1 << 20) / 1e8) * 7 / 3)
 
@@ -88,7 +88,7 @@ def test_arrays_of_sizes_are_what_single_sizes_are() -> None:
 
 def test_noise_does_not_make_a_larger_message_faster() -> None:
     noisy = {"256": 2e-3, "16384": 1e-3, "262144": 1.5e-3, "4194304": 8e-3}
-    shaken = Links(Collectives("gloo", 2, noisy, noisy))
+    shaken = Links(CollectiveRates("gloo", 2, noisy, noisy))
     seconds = shaken.all_reduce(np.geomspace(1, 1e9, 200), 2)
     assert (np.diff(seconds) >= 0).all()
     assert float(seconds[0]) == pytest.approx(1e-3), "the size that was disturbed is as fast as the next"
@@ -102,9 +102,9 @@ def test_calls_share_bytes_but_not_latencies() -> None:
 
 
 def test_a_single_size_is_a_rate_and_no_size_is_an_error() -> None:
-    lone = Links(Collectives("gloo", 2, {"1000": 1e-3}, {"1000": 2e-3}))
+    lone = Links(CollectiveRates("gloo", 2, {"1000": 1e-3}, {"1000": 2e-3}))
     assert float(lone.all_reduce(5000, 2)) == pytest.approx(5e-3)
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node 2"):
-        Links(Collectives("gloo", 2, {}, {"1000": 2e-3}))
+        Links(CollectiveRates("gloo", 2, {}, {"1000": 2e-3}))
     with pytest.raises(ConfigError, match="two processes or more"):
-        Links(Collectives("gloo", 1, {"1000": 1e-3}, {"1000": 2e-3}))
+        Links(CollectiveRates("gloo", 1, {"1000": 1e-3}, {"1000": 2e-3}))

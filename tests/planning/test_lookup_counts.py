@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdall.common.errors import DataError
-from holdall.planning.lookup_counts import Lookups, table_lookups
+from holdall.planning.lookup_counts import LookupCounts, table_lookups
 from tests.planning.made_up_hardware import schema_of, zipf_counts
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda counts: sorted(counts, reverse=True))
@@ -17,7 +17,7 @@ COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=40).map(lambda counts
 @settings(derandomize=True, deadline=None, max_examples=50)
 @given(COUNTS, st.integers(1, 50), st.data())
 def test_sums_over_groups_are_sums_over_rows(counts: list[int], batch: int, data: st.DataObject) -> None:
-    known = Lookups.from_counts(np.array(counts), num_samples=100)
+    known = LookupCounts.from_counts(np.array(counts), num_samples=100)
     start = data.draw(st.integers(0, len(counts)))
     total = sum(counts)
     touched = [1 - (1 - count / total) ** (batch * total / 100) if total else 0.0 for count in counts]
@@ -32,7 +32,7 @@ def test_sums_over_groups_are_sums_over_rows(counts: list[int], batch: int, data
 
 def test_distinct_rows_of_a_batch_as_drawn() -> None:
     counts = zipf_counts(500, 20_000)
-    known = Lookups.from_counts(counts, 20_000)
+    known = LookupCounts.from_counts(counts, 20_000)
     generator = np.random.default_rng(0)
     draws = [len(np.unique(generator.choice(500, 64, p=counts / counts.sum()))) for _ in range(2000)]
     assert known.distinct(64) == pytest.approx(np.mean(draws), rel=0.01)
@@ -40,7 +40,7 @@ def test_distinct_rows_of_a_batch_as_drawn() -> None:
 
 
 def test_blocks_of_rows() -> None:
-    flat = Lookups(np.array([1.0]), np.array([1000]), num_samples=1000)
+    flat = LookupCounts(np.array([1.0]), np.array([1000]), num_samples=1000)
     expected = 100 * (1 - (1 - 0.01) ** 50)
     assert flat.distinct_blocks(50, 10) == pytest.approx(expected)
     assert flat.distinct_blocks(50, 1) == pytest.approx(flat.distinct(50))
@@ -49,7 +49,7 @@ def test_blocks_of_rows() -> None:
 def test_a_tail_in_another_order() -> None:
     """As `holdall order` leaves it: sums are those of the ids in their order."""
     counts = np.array([50, 20, 3, 1, 9, 2, 8])
-    known = Lookups.from_counts(counts, 93)
+    known = LookupCounts.from_counts(counts, 93)
     assert known.total == 93
     assert known.num_rows == 7
     assert known.share(1) == pytest.approx(50 / 93)
@@ -59,7 +59,7 @@ def test_a_tail_in_another_order() -> None:
 def test_a_long_tail_in_another_order() -> None:
     generator = np.random.default_rng(0)
     counts = np.concatenate([[500, 400], generator.integers(0, 9, 10_000)])
-    known = Lookups.from_counts(counts, 1000)
+    known = LookupCounts.from_counts(counts, 1000)
     assert known.total == counts.sum()
     assert known.share(6000) == pytest.approx(counts[:6000].sum() / counts.sum(), rel=0.01)
 

@@ -14,10 +14,10 @@ from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.optim.records import RECORDS
 from holdall.planning.config import PlanConfig
+from holdall.planning.dense_work import LiveBytes, _batch, _step, trace_dense_work
 from holdall.planning.memory_cost import compressed_bytes
 from holdall.planning.plan import Plan
 from holdall.planning.planner import make_problem, plan_tables, predict_problem
-from holdall.planning.workload import LiveBytes, _batch, _step, trace_workload
 from holdall.tables import Dense
 from holdall.tiers.host_rows import DiskRows, LazyRows
 from holdall.tiers.placement import place
@@ -53,7 +53,7 @@ def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer
     """The rehearsal has seen batches of 16 and 32; this is one of 500."""
     schema = schema_of(dict.fromkeys(ROWS, 500))
     lengths = dict.fromkeys(ROWS, 1.0)
-    work = trace_workload(config, schema, optimizer, lengths)
+    work = trace_dense_work(config, schema, optimizer, lengths)
     model = config.build(schema)
     optimizers = Optimizers(model, OptimizerConfig.of_record(optimizer))
     batch = _batch(schema, 500, lengths)
@@ -68,11 +68,13 @@ def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer
 
 
 def test_layers_are_counted_as_often_as_a_sample_passes() -> None:
-    work = trace_workload(DLRMConfig(dim=8, bottom=(16,), top=(32,)), schema_of(ROWS), "sgd", dict.fromkeys(ROWS, 1.0))
+    work = trace_dense_work(
+        DLRMConfig(dim=8, bottom=(16,), top=(32,)), schema_of(ROWS), "sgd", dict.fromkeys(ROWS, 1.0)
+    )
     assert [(layer.inputs, layer.outputs, layer.per_sample) for layer in work.layers][:2] == [(2, 16, 1), (16, 8, 1)]
     assert work.interaction == (4, 8, 1.0)
     schema = schema_of({"user": 30, "item": 50}, num_dense=0)
-    pairs = trace_workload(NCFConfig(factors=8), schema, "adam", {"user": 1.0, "item": 1.0})
+    pairs = trace_dense_work(NCFConfig(factors=8), schema, "adam", {"user": 1.0, "item": 1.0})
     assert pairs.interaction is None
     assert pairs.layers[-1].outputs == 1
 
@@ -81,8 +83,8 @@ def test_bags_are_traced_too() -> None:
     schema = schema_of({"a": 40, "b": 40})
     bag = Feature(name="b", num_rows=40, unseen=39, kind="bag", max_length=5)
     schema = replace(schema, features=(schema.features[0], bag))
-    short = trace_workload(DLRMConfig(dim=4, bottom=(8,), top=(8,)), schema, "sgd", {"a": 1.0, "b": 1.0})
-    long = trace_workload(DLRMConfig(dim=4, bottom=(8,), top=(8,)), schema, "sgd", {"a": 1.0, "b": 4.0})
+    short = trace_dense_work(DLRMConfig(dim=4, bottom=(8,), top=(8,)), schema, "sgd", {"a": 1.0, "b": 1.0})
+    long = trace_dense_work(DLRMConfig(dim=4, bottom=(8,), top=(8,)), schema, "sgd", {"a": 1.0, "b": 4.0})
     assert long.step_bytes(100) > short.step_bytes(100)
 
 

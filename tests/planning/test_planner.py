@@ -14,7 +14,7 @@ from holdall.planning import hot_row_selector, planner
 from holdall.planning.config import PlanConfig
 from holdall.planning.explain import explain_table, show_explanation
 from holdall.planning.forecast import forecast
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import Hardware, Line
 from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan, Tail
@@ -412,7 +412,7 @@ def test_rates_of_another_machine_are_said(data: Path) -> None:
     assert find_limits(config, hardware(machine=ELSEWHERE), data)["host"] == 1 << 62
 
 
-def many_tables(count: int) -> dict[str, Lookups]:
+def many_tables(count: int) -> dict[str, LookupCounts]:
     """Tables of 10 to 100,000 rows, as a profile's counts, already in groups."""
     generator = np.random.default_rng(0)
     known = {}
@@ -420,7 +420,7 @@ def many_tables(count: int) -> dict[str, Lookups]:
         groups = np.unique(np.geomspace(1, int(10**power), 40).astype(np.int64))
         sizes = np.diff(np.concatenate([[0], groups]))
         counts = 1e6 / (np.cumsum(sizes) + 1.0)
-        known[f"t{number}"] = Lookups(counts * 1e6 / (counts * sizes).sum(), sizes, 1_000_000)
+        known[f"t{number}"] = LookupCounts(counts * 1e6 / (counts * sizes).sum(), sizes, 1_000_000)
     return known
 
 
@@ -450,7 +450,7 @@ def test_the_work_of_planning(count: int, monkeypatch: pytest.MonkeyPatch) -> No
     counted(planner, "forecast")
     counted(hot_row_selector, "choose_hot")
     fresh = {name: replace(found) for name, found in known.items()}
-    counted(Lookups, "touched_by_group")
+    counted(LookupCounts, "touched_by_group")
     made = plan_tables(schema_of(rows), fresh, config, slow_files())
     assert {"host", "disk"} <= {table.tail for table in made.tables}  # the whole search was needed
     assert done["forecast"] <= 32

@@ -15,8 +15,8 @@ from holdall.cli import main
 from holdall.common.errors import ConfigError
 from holdall.planning.config import PlanConfig
 from holdall.planning.inputs import make_problem
-from holdall.planning.lookup_counts import Lookups
-from holdall.planning.machine.hardware import Collectives
+from holdall.planning.lookup_counts import LookupCounts
+from holdall.planning.machine.hardware import CollectiveRates
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan_tables
 from holdall.planning.simulation import SimulatedStep, SimulatedStrategy, parse_world_sizes, simulate_steps
@@ -33,7 +33,7 @@ STRATEGIES: tuple[SimulatedStrategy, ...] = ("two-fold", "row-wise", "table-wise
 def rates(**changes: Any) -> Any:
     """A gigabyte a second in either collective, which is twice as fast for all-reduce: some rows are worth it."""
     seconds = {str(size): size / 1e9 for size in (1024, 1048576)}
-    links = Collectives("gloo", 4, seconds, seconds)
+    links = CollectiveRates("gloo", 4, seconds, seconds)
     return hardware(collectives=links, **changes)
 
 
@@ -111,7 +111,7 @@ def one_row_tables(strategy: SimulatedStrategy, world_size: int) -> SimulatedSte
     """Two tables of one row, which every sample looks up: every number of bytes is certain."""
     rows = {"a": 1, "b": 1}
     made, problem = planned(rows)
-    certain = Lookups.from_counts(np.array([1000]), 1000)
+    certain = LookupCounts.from_counts(np.array([1000]), 1000)
     problem = replace(problem, lookups={"a": certain, "b": certain})
     made = replace(made, tables=tuple(replace(t, hot_rows=1, tail="device") for t in made.tables))
     return simulate_steps(made, problem, [world_size], strategy, schema_of(rows))[0]

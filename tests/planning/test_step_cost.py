@@ -12,7 +12,7 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.planning.config import PlanConfig
 from holdall.planning.inputs import make_problem
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine import clock as clocks
 from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.hardware import Cost, Line, TableCost
@@ -68,7 +68,7 @@ def test_rows_that_are_not_stored_cost_their_initial_values() -> None:
 def test_pages_of_files_are_mapped_once_between_two_times_of_letting_go() -> None:
     """Tables so small that every page of theirs is mapped in between: each costs one fault then."""
     tables = placed(a="disk", b="disk")
-    known = {name: Lookups.from_counts(torch.full((rows,), 5).numpy(), 100_000) for name, rows in ROWS.items()}
+    known = {name: LookupCounts.from_counts(torch.full((rows,), 5).numpy(), 100_000) for name, rows in ROWS.items()}
     made = replace(problem(), lookups=known)
     loads = {table.name: table_load(made, table, cached_rows=ROWS[table.name]) for table in tables}
     steps = RESIDENT_BYTES / mmap.PAGESIZE / (2 * sum(load.fetched for load in loads.values()))

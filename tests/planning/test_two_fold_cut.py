@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from holdall.common.errors import ConfigError
 from holdall.planning.collective_cost import Links
-from holdall.planning.lookup_counts import Lookups
-from holdall.planning.machine.hardware import Collectives, Cost, Line
+from holdall.planning.lookup_counts import LookupCounts
+from holdall.planning.machine.hardware import CollectiveRates, Cost, Line
 from holdall.planning.messages import two_fold_messages
 from holdall.planning.two_fold_cut import TOUCHED, Cut, choose_cut, cold_row_costs
 from tests.planning.made_up_hardware import hardware, zipf_counts
@@ -29,7 +29,7 @@ def links(reduce: float = 1e9, exchange: float = 1e9, latency: float = 0.0, worl
     """
     sizes = (1 << 8, 1 << 16, 1 << 24)
     return Links(
-        Collectives(
+        CollectiveRates(
             "gloo",
             world_size,
             {str(size): latency + size / reduce for size in sizes},
@@ -41,13 +41,13 @@ def links(reduce: float = 1e9, exchange: float = 1e9, latency: float = 0.0, worl
 def chosen(counts: dict[str, Any], given: Links | None, **options: Any) -> Cut:
     samples = options.pop("samples", 1_000_000)
     settings = {"row_bytes": ROW, "batch_size": BATCH, "world_size": WORLD, **options}
-    lookups = {name: Lookups.from_counts(rows, samples) for name, rows in counts.items()}
+    lookups = {name: LookupCounts.from_counts(rows, samples) for name, rows in counts.items()}
     return choose_cut(lookups, links=given, **settings)
 
 
 def seconds(counts: dict[str, Any], hot: dict[str, int], given: Links, samples: int = 1_000_000) -> float:
     """Of the messages that this cut would send."""
-    lookups = {name: Lookups.from_counts(rows, samples) for name, rows in counts.items()}
+    lookups = {name: LookupCounts.from_counts(rows, samples) for name, rows in counts.items()}
     messages = two_fold_messages(lookups, hot, row_bytes=ROW, batch_size=BATCH, world_size=WORLD)
     return sum(given.seconds(message, WORLD) for message in messages)
 
@@ -172,7 +172,7 @@ def test_a_slow_first_byte_is_not_worth_a_few_rows() -> None:
 def test_without_links_the_rule_is_how_often_rows_are_touched() -> None:
     counts = {"a": zipf_counts(5000, 1_000_000)}
     found = chosen(counts, None)
-    known = Lookups.from_counts(counts["a"], 1_000_000)
+    known = LookupCounts.from_counts(counts["a"], 1_000_000)
     hot = found.hot_rows["a"]
     assert known.touched(BATCH, hot - 1) >= TOUCHED > known.touched(BATCH, hot)
     assert found.seconds is None

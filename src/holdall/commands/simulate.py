@@ -15,7 +15,7 @@ from holdall.common.sizes import readable_bytes
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.planning.config import config_of
 from holdall.planning.inputs import find_hardware, find_lookups, make_problem
-from holdall.planning.machine.hardware import Collectives, Hardware, default_path
+from holdall.planning.machine.hardware import CollectiveRates, Hardware, default_path
 from holdall.planning.plan import STAGES, TIERS, Plan
 from holdall.planning.simulation import (
     SIMULATED_KINDS,
@@ -38,7 +38,7 @@ class Simulation:
     """File of the plan."""
     plan: Plan
     strategy: SimulatedStrategy
-    links: Collectives
+    links: CollectiveRates
     """Measured rates of the collectives."""
     rows: tuple[SimulatedStep, ...]
     notes: tuple[str, ...]
@@ -108,7 +108,7 @@ def find_data(path: Path, plan: Plan) -> Path:
 
 
 def _notes(
-    rates: Hardware, links: Collectives, plan: Plan, strategy: SimulatedStrategy, rows: Sequence[SimulatedStep]
+    rates: Hardware, links: CollectiveRates, plan: Plan, strategy: SimulatedStrategy, rows: Sequence[SimulatedStep]
 ) -> list[str]:
     notes = [
         f"links as {links.world_size} processes measured them over {links.backend}, assumed equal between every pair; "

@@ -1,7 +1,8 @@
 """One-hot lookup in dense and Frobenius tables, whose kernels write into one output [B, F, dim].
 
-A `DenseFrobeniusPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense tables, or that of a
-group of Frobenius tables. All other features are looked up elsewhere, and their vectors are copied.
+A `DenseFrobeniusPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense
+tables, or that of a group of Frobenius tables. All other features are looked up elsewhere, and their
+vectors are copied.
 """
 
 from __future__ import annotations

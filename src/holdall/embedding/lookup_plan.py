@@ -3,7 +3,7 @@
 A `Route` is the plan for the features at some positions of a batch. It takes the first of these ways that applies:
 
 - one pack has all of the features: one gather;
-- one id a feature on a GPU: kernels of several kinds write into one output (`holdall.embedding.dense_frobenius_lookup`);
+- one id a feature on a GPU: kernels of several kinds write into one output (`embedding.dense_frobenius_lookup`);
 - bags of tables of one kernel group: one call pools them all;
 - otherwise one gather a pack, one call a kernel group, and one call for each table that is left.
 

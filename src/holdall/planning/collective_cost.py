@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import ConfigError
-from holdall.planning.machine.hardware import Collectives as Measured
+from holdall.planning.machine.hardware import CollectiveRates
 
 Array = npt.NDArray[Any]
 Collective = Literal["all_reduce", "all_to_all", "all_gather"]
@@ -59,7 +59,7 @@ class Message:
 class Links:
     """Seconds of collectives between processes, by the formula above; sizes may be numbers or arrays."""
 
-    def __init__(self, measured: Measured):
+    def __init__(self, measured: CollectiveRates):
         if measured.world_size < 2 or not measured.all_reduce or not measured.all_to_all:
             raise ConfigError(
                 "the rates of collectives need two processes or more, and at least one size of each: measure again "

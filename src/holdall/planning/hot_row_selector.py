@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.memory_cost import compressed_bytes, find_bytes, staging_bytes, staging_rows
 from holdall.planning.plan import PlannedStrategy, TablePlan, Tail
 from holdall.planning.step_cost import Problem, compressed_row_seconds, concentration_of
@@ -156,12 +156,13 @@ def device_bytes(problem: Problem, prefetch: int, compressed: Sequence[TablePlan
     )
 
 
-def choose_hot(lookups: Mapping[str, Lookups], worth: Mapping[str, float], row_bytes: int, budget: int, batch_size: int
-) -> dict[str, int]:  # fmt: skip
+def choose_hot(
+    lookups: Mapping[str, LookupCounts], worth: Mapping[str, float], row_bytes: int, budget: int, batch_size: int
+) -> dict[str, int]:
     """Hot rows of each table, within `budget` bytes for all, that save the most time.
 
     A hot row saves `worth[table]` seconds in each batch that looks it up, so rows are chosen in the order of that
-    probability times worth. All rows have `row_bytes`, so this is the order of seconds a byte. Tables of worth 0 get
+    probability times worth. All rows have `row_bytes`, so this is the order of seconds per byte. Tables of worth 0 get
     none.
     """
     names = list(lookups)

@@ -12,11 +12,11 @@ from holdall.common.memory import available_memory
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig
-from holdall.planning.lookup_counts import Lookups, table_lookups
+from holdall.planning.dense_work import trace_dense_work
+from holdall.planning.lookup_counts import LookupCounts, table_lookups
 from holdall.planning.machine.hardware import Hardware, default_path, machine_identity
 from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
-from holdall.planning.workload import trace_workload
 from holdall.popularity.choose_hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.tiers.pipeline import GPU_PREFETCH
@@ -27,7 +27,7 @@ def find_hardware(given: Hardware | str | Path | None) -> Hardware:
     return given if isinstance(given, Hardware) else Hardware.load(default_path() if given is None else given)
 
 
-def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path | None) -> dict[str, Lookups]:
+def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path | None) -> dict[str, LookupCounts]:
     """Lookups of every table: from a profile of this data set, or counted when None."""
     if profile is None:
         train = DataSet(data, "train")
@@ -38,14 +38,18 @@ def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path
     known.check(schema)
     if known.counts_file is not None and known.source.kind == "prepared":
         return table_lookups(schema, known.counts(), known.rows_read)
-    found: dict[str, Lookups] = {}
+    found: dict[str, LookupCounts] = {}
     for feature in schema.features:
-        found.setdefault(feature.table or feature.name, Lookups.from_curve(known, feature.name, feature.num_rows))
+        found.setdefault(feature.table or feature.name, LookupCounts.from_curve(known, feature.name, feature.num_rows))
     return found
 
 
 def make_problem(
-    schema: Schema, lookups: Mapping[str, Lookups], config: PlanConfig, hardware: Hardware, folder: Path | None = None
+    schema: Schema,
+    lookups: Mapping[str, LookupCounts],
+    config: PlanConfig,
+    hardware: Hardware,
+    folder: Path | None = None,
 ) -> Problem:
     """The planning problem of a data set, a model and a machine."""
     _refuse_incomplete(hardware)
@@ -64,7 +68,7 @@ def make_problem(
         batch_size=config.batch_size // config.world_size,
         num_dense=schema.num_dense,
         optimizer=config.optimizer_record().name,
-        work=trace_workload(model, schema, config.optimizer_record().name, lengths),
+        work=trace_dense_work(model, schema, config.optimizer_record().name, lengths),
         hardware=hardware,
         world_size=config.world_size,
         prefetch=prefetch_depth(config, hardware),

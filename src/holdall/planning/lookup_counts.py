@@ -31,7 +31,7 @@ def _groups(values: Array) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class Lookups:
+class LookupCounts:
     """Lookup counts of one table's rows in groups, most popular first."""
 
     counts: Array
@@ -42,7 +42,7 @@ class Lookups:
     """Samples that were counted."""
 
     @classmethod
-    def from_counts(cls, counts: Array, num_samples: int) -> Lookups:
+    def from_counts(cls, counts: Array, num_samples: int) -> LookupCounts:
         """From the lookups of every row, in the order of ids.
 
         Where counts increase, as in a tail that `holdall order` renumbered, the tail is divided into segments of
@@ -59,7 +59,7 @@ class Lookups:
         return cls(values.astype(np.float64), rows, num_samples)
 
     @classmethod
-    def from_curve(cls, profile: Profile, feature: str, num_rows: int) -> Lookups:
+    def from_curve(cls, profile: Profile, feature: str, num_rows: int) -> LookupCounts:
         """From a coverage curve; rows between two of its points are assumed to be equally popular."""
         found = profile.feature(feature)
         k = np.minimum(np.array((0, *found.coverage.k), dtype=np.int64), num_rows)
@@ -162,7 +162,7 @@ class Lookups:
         return max(0.0, up_to(stop) - up_to(start))
 
 
-def table_lookups(schema: Schema, counts: Mapping[str, Array], num_samples: int) -> dict[str, Lookups]:
+def table_lookups(schema: Schema, counts: Mapping[str, Array], num_samples: int) -> dict[str, LookupCounts]:
     """Lookups of every table, from the counts of its rows."""
     found = {}
     for feature in schema.features:
@@ -174,5 +174,5 @@ def table_lookups(schema: Schema, counts: Mapping[str, Array], num_samples: int)
                 f"there are counts for {len(counts[table]):,} rows of table '{table}', which has {feature.num_rows:,}"
             )
         if table not in found:
-            found[table] = Lookups.from_counts(counts[table], num_samples)
+            found[table] = LookupCounts.from_counts(counts[table], num_samples)
     return found

@@ -1,8 +1,8 @@
 """Expected messages of a training step between processes, by strategy, from the lookup counts of the tables.
 
-Bytes and kinds are those that `Collectives` counts, for one pack of dense float32 tables. b is the samples of a
+Bytes and kinds are those that `distributed.collectives` counts, for one pack of dense float32 tables. b is the samples of a
 process, W the number of processes, r the bytes of a row, U the expected distinct rows of b samples
-(`Lookups.distinct`).
+(`LookupCounts.distinct`).
 
 | strategy | messages of a step |
 | --- | --- |
@@ -24,14 +24,19 @@ import numpy as np
 
 from holdall.distributed.gradient_buckets import BUCKET_BYTES
 from holdall.planning.collective_cost import Message, wire_share
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 
 NUMBER_BYTES = 8
 """Bytes of a message length, which is an int64."""
 
 
 def two_fold_messages(
-    lookups: Mapping[str, Lookups], hot_rows: Mapping[str, int], *, row_bytes: int, batch_size: int, world_size: int
+    lookups: Mapping[str, LookupCounts],
+    hot_rows: Mapping[str, int],
+    *,
+    row_bytes: int,
+    batch_size: int,
+    world_size: int,
 ) -> list[Message]:
     """Messages of a two-fold step, with the first `hot_rows[name]` rows of each table on every process."""
     mean = variance = cold = 0.0
@@ -60,7 +65,7 @@ def two_fold_messages(
 
 
 def table_wise_messages(
-    lookups: Mapping[str, Lookups],
+    lookups: Mapping[str, LookupCounts],
     owners: Mapping[str, int],
     num_features: Mapping[str, int],
     *,
@@ -92,7 +97,7 @@ def table_wise_messages(
 
 
 def data_parallel_messages(
-    lookups: Mapping[str, Lookups], *, row_bytes: int, batch_size: int, world_size: int
+    lookups: Mapping[str, LookupCounts], *, row_bytes: int, batch_size: int, world_size: int
 ) -> list[Message]:
     """Messages of a data-parallel step without the dense part: gradients of the touched rows, or of all rows."""
     mean = sum(known.distinct(batch_size) for known in lookups.values())

@@ -23,7 +23,7 @@ from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.forecast import forecast
 from holdall.planning.hot_row_selector import HotRowSelector, compressed_table, device_bytes
 from holdall.planning.inputs import find_hardware, find_limits, find_lookups, make_problem
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.memory_check import at_least, refuse_too_large, shortages
 from holdall.planning.memory_cost import compressed_bytes
@@ -87,7 +87,7 @@ def predict_problem(edited: Plan, problem: Problem, limits: Mapping[str, int]) -
 
 def plan_tables(
     schema: Schema,
-    lookups: Mapping[str, Lookups],
+    lookups: Mapping[str, LookupCounts],
     config: PlanConfig,
     hardware: Hardware,
     *,

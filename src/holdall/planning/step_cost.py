@@ -16,15 +16,15 @@ from typing import Any
 from holdall.common.errors import ConfigError
 from holdall.optim.records import RECORDS
 from holdall.planning.collective_cost import Links
+from holdall.planning.dense_work import DenseWork
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import Cost, Hardware, line_at
 from holdall.planning.machine.transfer_path import PINNED, PINNED_DURING_STEPS
 from holdall.planning.messages import dense_message, two_fold_messages
 from holdall.planning.plan import STAGES, TablePlan
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.table_cost import chain_of, parameter_ratio, table_costs
-from holdall.planning.workload import DenseWork
 from holdall.tables import Dense, HotCold, Method
 from holdall.tiers.host_rows import RESIDENT_BYTES, exceeds_resident
 
@@ -40,7 +40,7 @@ class Problem:
 
     tables: dict[str, int]
     """Rows by table."""
-    lookups: dict[str, Lookups]
+    lookups: dict[str, LookupCounts]
     dim: int
     batch_size: int
     """Samples of one process."""

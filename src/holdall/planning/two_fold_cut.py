@@ -30,8 +30,8 @@ import numpy.typing as npt
 
 from holdall.common.errors import ConfigError
 from holdall.planning.collective_cost import Links, Message, wire_share
-from holdall.planning.lookup_counts import Lookups
-from holdall.planning.machine.hardware import Collectives, Hardware, Line, interpolate
+from holdall.planning.lookup_counts import LookupCounts
+from holdall.planning.machine.hardware import CollectiveRates, Hardware, Line, interpolate
 from holdall.planning.messages import expected_maximum, index_bytes, replicated_bytes, sent_by_kind, two_fold_messages
 
 Array = npt.NDArray[Any]
@@ -83,12 +83,12 @@ def cold_row_costs(hardware: Hardware, stored_bytes: int) -> dict[str, float]:
 
 
 def choose_cut(
-    lookups: Mapping[str, Lookups],
+    lookups: Mapping[str, LookupCounts],
     *,
     row_bytes: int,
     batch_size: int,
     world_size: int,
-    links: Links | Collectives | None = None,
+    links: Links | CollectiveRates | None = None,
     budget: int | None = None,
     stored_bytes: int | None = None,
     row_seconds: float = 0.0,
@@ -107,7 +107,7 @@ def choose_cut(
             raise ConfigError(f"{name} must be at least 1 to choose hot rows, not {value}")
     if budget is not None and budget < 0:
         raise ConfigError(f"the budget for hot rows must be 0 or more, not {budget}")
-    links = Links(links) if isinstance(links, Collectives) else links
+    links = Links(links) if isinstance(links, CollectiveRates) else links
     most = None if budget is None else budget // (stored_bytes or row_bytes)
     order = _Order.of(lookups, batch_size, most)
     total = sum(known.distinct(batch_size) for known in lookups.values())
@@ -171,7 +171,7 @@ class _Order:
     """Whether the budget excludes rows that are looked up."""
 
     @classmethod
-    def of(cls, lookups: Mapping[str, Lookups], batch_size: int, most: int | None) -> _Order:
+    def of(cls, lookups: Mapping[str, LookupCounts], batch_size: int, most: int | None) -> _Order:
         names = list(lookups)
         touched = [lookups[name].touched_by_group(batch_size) for name in names]
         worth = np.concatenate([np.minimum.accumulate(values) for values in touched])  # only a prefix can be hot

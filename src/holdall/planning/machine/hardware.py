@@ -120,7 +120,7 @@ class Captured:
 
 
 @dataclass(frozen=True)
-class Collectives:
+class CollectiveRates:
     """Seconds of collectives by bytes of the tensor that each process passes (`collective_cost.Links`)."""
 
     backend: str
@@ -178,7 +178,7 @@ class Hardware:
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
     captured: Captured | None = None
     """Of a GPU; None on a CPU, and in older files of a GPU, which are refused."""
-    collectives: Collectives | None = None
+    collectives: CollectiveRates | None = None
     notes: tuple[str, ...] = field(default=())
 
     def machine_mismatch(self) -> str | None:
@@ -277,7 +277,7 @@ def _parsed(given: dict[str, Any]) -> dict[str, Any]:
         parts = lines({name: known[name] for name in ("launch_step", "launch_far", "launch_layers")})
         parsed["captured"] = Captured(**{**known, **parts, "copied": Cost(**known["copied"])})
     if given.get("collectives") is not None:
-        parsed["collectives"] = Collectives(**given["collectives"])
+        parsed["collectives"] = CollectiveRates(**given["collectives"])
     return parsed
 
 

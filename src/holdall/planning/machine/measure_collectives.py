@@ -9,13 +9,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from holdall.planning.machine.hardware import Collectives
+from holdall.planning.machine.hardware import CollectiveRates
 
 SIZES = (1 << 8, 1 << 14, 1 << 18, 1 << 22, 1 << 25)
 """Bytes that every process sends."""
 
 
-def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) -> Collectives | None:
+def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) -> CollectiveRates | None:
     """Rates between the processes that torchrun started, the same on all ranks; None for one process."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size < 2 or not dist.is_available():
@@ -44,7 +44,7 @@ def measure_collectives(device: torch.device, sizes: tuple[int, ...] = SIZES) ->
                 device,
                 repeats,
             )
-        return Collectives(dist.get_backend(), world_size, reduce, exchange, gather)
+        return CollectiveRates(dist.get_backend(), world_size, reduce, exchange, gather)
     finally:
         if started:
             dist.destroy_process_group()

@@ -22,7 +22,7 @@ from holdall.embedding.bags import module_name
 from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers
 from holdall.optim.row_groups import RowGroup
-from holdall.planning.lookup_counts import Lookups
+from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import Hardware
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.two_fold_cut import Cut, choose_cut, cold_row_costs
@@ -77,7 +77,7 @@ class TwoFoldStrategy(ProcessStrategy):
         num_rows = sum(model.bags.table(name).num_rows for name in packed)
         counts = lookups_of(packed, self.config, self.data)
         return choose_cut(
-            {name: Lookups.from_counts(rows, len(self.data)) for name, rows in counts.items()},
+            {name: LookupCounts.from_counts(rows, len(self.data)) for name, rows in counts.items()},
             row_bytes=model.bags.dim * 4,
             batch_size=max(1, self.config.batch_size // world_size),
             world_size=world_size,

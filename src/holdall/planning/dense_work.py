@@ -1,4 +1,4 @@
-"""Workload of a training step: its layers and the memory it allocates, traced by running it on a few samples.
+"""Work of the dense part of a step: its layers and the memory it allocates, traced by running it on a few samples.
 
 The step runs twice, on batches of two small sizes with distinct ids, and every tensor it allocates is recorded. All
 allocations grow linearly with the batch, so two sizes give the live bytes at each operation for any size, and their
@@ -94,7 +94,7 @@ def _tensors(value: Any) -> list[Tensor]:
     return [found for item in value for found in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
-def trace_workload(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mapping[str, float]) -> DenseWork:
+def trace_dense_work(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mapping[str, float]) -> DenseWork:
     """Trace a step of the model on synthetic batches; `lengths` are the lookups a sample of every feature."""
     histories, layers, interaction = [], {}, None
     model: Model | None = None
