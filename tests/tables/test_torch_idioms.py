@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
@@ -24,7 +25,7 @@ from holdall.tables import (
 )
 from holdall.tables.quantized import LearnedRoundingTable
 from holdall.tables.robe import share_array
-from tests.tables.cases import BAGS, CASES, build, some_ids
+from tests.tables.cases import BAGS, CASES, FITTABLE, build, some_ids
 
 methods = pytest.mark.parametrize("method", CASES.values(), ids=CASES.keys())
 
@@ -133,6 +134,40 @@ def test_state_dicts_keep_their_names(method: Method) -> None:
     table = build(method)
     assert next(iter(table.state_dict())) == next(name for name, _ in table.named_parameters()) == "weight"
     assert table.row_parameters()["weight"] is dict(table.named_parameters())["weight"]
+
+
+@pytest.mark.parametrize("method", FITTABLE.values(), ids=FITTABLE.keys())
+def test_a_padding_row_that_is_not_zero_stays_and_gets_no_gradient(method: Method) -> None:
+    weight = torch.randn(37, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    table, free = (fitted(method, weight, padding_idx=padding) for padding in (36, None))
+    assert torch.equal(table.materialize(), free.materialize())
+    assert table.rows(torch.tensor(36)).abs().sum() > 0
+    ids = some_ids(37)
+    every = free.rows(torch.arange(37))
+    expected = F.embedding(ids, every, padding_idx=36)
+    found = table.rows(ids)
+    torch.testing.assert_close(found, expected)
+    if found.requires_grad:
+        direction = torch.randn(9, 8, dtype=torch.float64)
+        found.backward(direction)
+        expected.backward(direction)
+        for ours, wanted in zip(table.parameters(), free.parameters(), strict=True):
+            zeros = torch.zeros_like(ours)
+            given = (zeros if gradient is None else gradient for gradient in (ours.grad, wanted.grad))
+            torch.testing.assert_close(*given, rtol=1e-9, atol=1e-11)
+
+
+def fitted(method: Method, weight: Tensor, **options: object) -> Table:
+    torch.manual_seed(0)
+    return method.fit(weight, **options)
+
+
+def test_optimizers_do_not_touch_the_padding_row() -> None:
+    table = Dense().fit(torch.ones(37, 8), padding_idx=3, sparse=True)
+    table.rows(torch.tensor([3, 4, 3])).sum().backward()
+    (parameter,) = table.parameters()
+    assert parameter.grad is not None
+    assert parameter.grad._indices().tolist() == [[4]]
 
 
 SEEDED = {

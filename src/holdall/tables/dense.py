@@ -69,7 +69,7 @@ class DenseTable(Table):
             self.weight[self.padding_idx].zero_()
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight, sparse=self.sparse)
+        return F.embedding(ids, self.weight, self.padding_idx, sparse=self.sparse)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         if self.mode == "max":  # torch has no sparse gradient for max: pool the distinct rows instead

@@ -121,9 +121,15 @@ class Table(nn.Module):
         return None
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`."""
+        """Rows of `ids`, of shape (*ids.shape, dim): an `nn.Embedding`.
+
+        The row of `padding_idx` is returned as it is and gets no gradient.
+        """
         ids = self._checked(ids)
-        return self._rows(ids.reshape(-1)).reshape(*ids.shape, self.dim)
+        rows = self._rows(ids.reshape(-1)).reshape(*ids.shape, self.dim)
+        if self.padding_idx is None:
+            return rows
+        return torch.where((ids == self.padding_idx)[..., None], rows.detach(), rows)
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Pooled rows, [bags, dim], with the arguments and the meaning of `nn.EmbeddingBag.forward`.
