@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # One process a core, one thread each: the work of a test is tiny.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
-.PHONY: install demo quick test lint docs bench clean
+.PHONY: install demo quick test lint docs bench peers clean
 
 install: $(STAMP)
 
@@ -40,5 +40,22 @@ docs: install
 bench: install
 	$(BIN)/python -m benchmarks
 
+# Other people's tests and models, in an environment of their own. PYTORCH_TESTS is the folder `test` of PyTorch's
+# repository at the version in constraints.txt, TORCHREC_TESTS the folder `torchrec` of TorchRec's.
+PEERS := .venv-peers
+PEERS_REQUIREMENTS := tests/peers/requirements.txt tests/peers/requirements-no-deps.txt
+
+$(PEERS)/.installed: pyproject.toml constraints.txt $(PEERS_REQUIREMENTS)
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(PEERS)/bin/pip install --quiet -c constraints.txt -e . -r tests/peers/requirements.txt
+	$(PEERS)/bin/pip install --quiet --no-deps -r tests/peers/requirements-no-deps.txt
+	touch $@
+
+peers: $(PEERS)/.installed
+	OMP_NUM_THREADS=1 $(PEERS)/bin/python -m benchmarks.compatibility \
+		$(if $(PYTORCH_TESTS),--pytorch-tests $(PYTORCH_TESTS)) $(if $(TORCHREC_TESTS),--torchrec-tests $(TORCHREC_TESTS))
+	$(PEERS)/bin/python tools/compatibility.py
+
 clean:
-	rm -rf $(VENV) demo-run site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(PEERS) demo-run site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
