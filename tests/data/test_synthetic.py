@@ -1,4 +1,4 @@
-"""Synthetic click logs compared with their config: popularity, groups, drift, the planted teacher."""
+"""Synthetic click logs compared with their config: popularity, groups, drift, the planted click probability."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_drift_keeps_ids_a_permutation_of_the_ranks() -> None:
     assert np.allclose(np.bincount(last, minlength=11) / 20_000, 1 / 11, atol=0.01)
 
 
-# The teacher
+# The click probability
 
 
 def test_labels_follow_the_probability() -> None:
@@ -195,7 +195,7 @@ def test_each_strength_moves_the_logit_by_that_much() -> None:
         assert deviation(**{name: 0.7}) == pytest.approx(0.7, rel=0.03)
 
 
-def test_the_teacher_depends_on_ids_and_pairs_of_ids() -> None:
+def test_the_click_probability_depends_on_ids_and_pairs_of_ids() -> None:
     """The same ids give the same probability; with the pair part off, effects of two features add up in the logit."""
     config = SyntheticConfig(rows=BLOCK_ROWS, cardinalities=(4, 5), num_dense=0, zipf=0.3)
 

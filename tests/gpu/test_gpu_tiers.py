@@ -17,7 +17,7 @@ from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.measure_captured import measure_captured
 from holdall.planning.machine.measure_pinned import pinned_rows
 from holdall.planning.planner import plan, predict
-from holdall.runtime.graph_cache import GraphCache
+from holdall.runtime.launch_graphs import LaunchGraphs
 from holdall.tables import Frobenius
 from holdall.tiers.kernel_mover import KernelMover
 from holdall.training.config import TrainConfig
@@ -95,8 +95,8 @@ def test_auto_takes_kernels_where_rows_can_be_pinned(clicks: Path, tmp_path: Pat
 
 def test_launches_for_host_rows_are_replayed(clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over epochs that end in a partial batch; bit-equal to launching them one by one."""
-    captured, capture = [], GraphCache._capture
-    monkeypatch.setattr(GraphCache, "_capture", lambda *given: captured.append(given) or capture(*given))
+    captured, capture = [], LaunchGraphs._capture
+    monkeypatch.setattr(LaunchGraphs, "_capture", lambda *given: captured.append(given) or capture(*given))
     config = SPLIT.replace(epochs=4, prefetch=2, fetch_by="kernel")
     train(clicks, tmp_path / "replayed", config, quiet=True)
     assert len(captured) >= 25  # five for each of five staging buffers

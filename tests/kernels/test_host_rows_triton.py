@@ -22,7 +22,7 @@ from holdall.kernels.host_rows_triton import LaunchShape
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.memory_cost import STAGED_ROW_BYTES
-from holdall.runtime.graph_cache import GraphCache
+from holdall.runtime.launch_graphs import LaunchGraphs
 from holdall.tiers.kernel_mover import KernelMover, SetTensors
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import place
@@ -130,12 +130,12 @@ def test_keys_of_launches_tell_all_they_depend_on(monkeypatch: pytest.MonkeyPatc
     known: dict[Hashable, Hashable] = {}
     times: Counter[Hashable] = Counter()
 
-    def run(_: GraphCache, key: Hashable, launch: Callable[[], None]) -> None:
+    def run(_: LaunchGraphs, key: Hashable, launch: Callable[[], None]) -> None:
         assert known.setdefault(key, depends_on(launch)) == depends_on(launch)
         times[key] += 1
         launch()
 
-    monkeypatch.setattr(GraphCache, "run", run)
+    monkeypatch.setattr(LaunchGraphs, "run", run)
     model = build()
     tiers = place(model, HOT, "cpu", num_buffers=buffers_for(depth), fetch_by="kernel")
     pipeline = Pipeline(tiers, depth)

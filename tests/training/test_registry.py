@@ -14,7 +14,7 @@ from holdall.distributed.table_wise import TableWiseBags
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
-from holdall.training.strategies.hot_cold_loader import HotColdLoader
+from holdall.training.strategies.hot_batch_loader import HotBatchLoader
 from holdall.training.strategies.plain import PlainStrategy
 from holdall.training.strategies.registry import ONE_PROCESS, SEVERAL_PROCESSES
 from holdall.training.trainer import Trainer, train
@@ -45,7 +45,7 @@ def test_one_process_behaves_as_the_capabilities_say(data: Path, tmp_path: Path,
     assert strategy.exchange is None
     assert bool(strategy.hot_row_ids()) == kind.has_hot_rows
     assert hasattr(strategy, "pipeline") == kind.keeps_tail
-    assert isinstance(strategy.loader, HotColdLoader) == kind.packs_hot_batches
+    assert isinstance(strategy.loader, HotBatchLoader) == kind.packs_hot_batches
     assert (trainer.model.bags.output_device is not None) == kind.looks_up_on_host
 
 
@@ -72,7 +72,7 @@ def capabilities(data: str, out: str, settings: dict[str, Any]) -> dict[str, Any
         assert strategy.exchange is not None
         return {
             "has_hot_rows": bool(strategy.hot_row_ids()),
-            "packs_hot_batches": isinstance(strategy.loader, HotColdLoader),
+            "packs_hot_batches": isinstance(strategy.loader, HotBatchLoader),
             "shards_rows": hasattr(strategy, "shared"),
             "shards_tables": isinstance(trainer.model.bags, TableWiseBags),
             "merges_tables": "merges" in strategy.measures(),

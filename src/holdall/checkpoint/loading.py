@@ -31,7 +31,7 @@ from holdall.checkpoint.manifest import (
     read_manifest,
     restore_advice,
 )
-from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, reset_targets, write_rows
+from holdall.checkpoint.partial_tensors import ROWS, VALUES, PartialEntry, reset_targets, write_rows
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.errors import CheckpointError
 from holdall.common.files import sha256
@@ -186,7 +186,7 @@ def _verify_shard(checkpoint: Checkpoint, shard: Shard, *, hashes: bool) -> None
 
 def _refuse_mismatch(
     path: Path,
-    stored: Mapping[str, StoredTensor | LazyEntry],
+    stored: Mapping[str, StoredTensor | PartialEntry],
     tensors: Mapping[str, Tensor | TensorByRows],
     anywhere: Iterable[str],
 ) -> None:
@@ -204,7 +204,7 @@ def _refuse_mismatch(
 
 
 def shape_differences(
-    stored: Mapping[str, StoredTensor | LazyEntry], tensors: Mapping[str, Tensor | TensorByRows]
+    stored: Mapping[str, StoredTensor | PartialEntry], tensors: Mapping[str, Tensor | TensorByRows]
 ) -> list[str]:
     """Messages on the tensors of both sides that differ in shape or type."""
     differences = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from holdall.checkpoint.partial_tensors import ROWS, VALUES, LazyEntry, stored_names
+from holdall.checkpoint.partial_tensors import ROWS, VALUES, PartialEntry, stored_names
 from holdall.common.errors import CheckpointError
 from holdall.common.files import read_json
 
@@ -66,7 +66,7 @@ class Checkpoint:
     shards: dict[str, Shard]
     tensors: dict[str, StoredTensor]
     """As stored in the shards."""
-    lazy: dict[str, LazyEntry]
+    lazy: dict[str, PartialEntry]
     """Tensors of which only some rows are stored (see `partial_tensors`)."""
     base: int | None = None
     """Step of the full checkpoint that this one of hot rows completes; None for a full one (see `hot_rows`)."""
@@ -76,7 +76,7 @@ class Checkpoint:
         return self.manifest["state"]
 
     @property
-    def logical(self) -> dict[str, StoredTensor | LazyEntry]:
+    def logical(self) -> dict[str, StoredTensor | PartialEntry]:
         """The tensors as they were passed to `save`."""
         hidden = stored_names(self.lazy)
         plain = {name: tensor for name, tensor in self.tensors.items() if name not in hidden}
@@ -87,7 +87,7 @@ def document(
     step: int,
     shards: list[Shard],
     tensors: dict[str, StoredTensor],
-    lazy: dict[str, LazyEntry],
+    lazy: dict[str, PartialEntry],
     state: dict[str, Any],
     base: int | None = None,
 ) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _stored_tensor(entry: dict[str, Any]) -> StoredTensor:
     return StoredTensor(entry["dtype"], tuple(entry["shape"]), pieces)
 
 
-def _lazy_entry(entry: dict[str, Any], base: int | None) -> LazyEntry:
+def _lazy_entry(entry: dict[str, Any], base: int | None) -> PartialEntry:
     initial = entry["initial"]
     if initial is not None:
         initial = {"std": float(initial["std"]), "seed": int(initial["seed"])}
@@ -139,7 +139,7 @@ def _lazy_entry(entry: dict[str, Any], base: int | None) -> LazyEntry:
         raise ValueError("it has no initial values for the rows that are not stored")
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"a lazy tensor has the unknown type {entry['dtype']!r}")
-    return LazyEntry(entry["dtype"], tuple(int(size) for size in entry["shape"]), initial)
+    return PartialEntry(entry["dtype"], tuple(int(size) for size in entry["shape"]), initial)
 
 
 def _check(checkpoint: Checkpoint) -> None:
@@ -162,7 +162,7 @@ def _check(checkpoint: Checkpoint) -> None:
         raise ValueError("the tensors are larger than the shards")
 
 
-def _check_lazy(name: str, entry: LazyEntry, tensors: dict[str, StoredTensor]) -> None:
+def _check_lazy(name: str, entry: PartialEntry, tensors: dict[str, StoredTensor]) -> None:
     for stored_name in stored_names([name]):
         if stored_name not in tensors:
             raise ValueError(f"{stored_name!r} is missing")

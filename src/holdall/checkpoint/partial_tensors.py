@@ -24,7 +24,7 @@ CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class LazyEntry:
+class PartialEntry:
     """Manifest entry of a tensor of which only some rows are saved."""
 
     dtype: str
@@ -98,7 +98,9 @@ def stored_names(entries: Iterable[str]) -> set[str]:
     return {name + suffix for name in entries for suffix in (ROWS, VALUES)}
 
 
-def reset_targets(targets: Mapping[str, Tensor | TensorByRows], entries: Mapping[str, LazyEntry], where: str) -> None:
+def reset_targets(
+    targets: Mapping[str, Tensor | TensorByRows], entries: Mapping[str, PartialEntry], where: str
+) -> None:
     """Set targets to the initial values of the saved tensors, before rows are copied into them."""
     lazy = {name: target for name, target in targets.items() if not isinstance(target, Tensor)}
     for name, target in lazy.items():

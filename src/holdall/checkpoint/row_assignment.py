@@ -20,7 +20,7 @@ from torch import Tensor
 
 from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.checkpoint.manifest import DTYPES
-from holdall.checkpoint.partial_tensors import ROWS, VALUES, HotPart, LazyEntry, Saved, SelectedRows
+from holdall.checkpoint.partial_tensors import ROWS, VALUES, HotPart, PartialEntry, Saved, SelectedRows
 from holdall.common.errors import CheckpointError
 from holdall.distributed.processes import PeerError, Processes
 
@@ -110,7 +110,7 @@ class RowAssignment:
 
     stored: dict[str, tuple[str, tuple[int, ...]]]
     """Type and shape of every stored tensor."""
-    lazy: dict[str, LazyEntry]
+    lazy: dict[str, PartialEntry]
     slices: list[TensorSlice]
 
 
@@ -148,7 +148,7 @@ def _describe(tensors: Mapping[str, Saved]) -> tuple[dict[str, Tensor | Selected
 
 def assign_spans(
     infos: Sequence[Mapping[str, TensorInfo]], rank: int = 0
-) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, LazyEntry], list[list[Span]]]:
+) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, PartialEntry], list[list[Span]]]:
     """`(stored tensors, lazy ones, spans of each process)`, given the tensors of every process."""
     owners: dict[str, list[int]] = {}
     for r, theirs in enumerate(infos):
@@ -165,7 +165,7 @@ def assign_spans(
             stored[name] = (info.dtype, info.shape)
         else:
             total = writers[name][-1][1].stop
-            lazy[name] = LazyEntry(info.dtype, info.shape, info.initial)
+            lazy[name] = PartialEntry(info.dtype, info.shape, info.initial)
             stored[name + ROWS] = ("int64", (total,))
             stored[name + VALUES] = (info.dtype, (total, *info.shape[1:]))
         for stored_name in names:

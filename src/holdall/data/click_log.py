@@ -1,6 +1,6 @@
 """Rows of a synthetic click log, drawn block by block; each block can be drawn on its own.
 
-    rank ~ Zipf(n_f, s_f)  ->  group  ->  drift  ->  id        dense ~ log(1 + counts)        label ~ Bernoulli(teacher)
+    rank ~ Zipf(n_f, s_f)  ->  group  ->  drift  ->  id      dense ~ log(1 + counts)      label ~ Bernoulli(probability)
 
 *Groups*: a row draws one of G groups. The most popular 5% of a feature's ids belong to none; the others belong to group
 `(id - first) % G`, and a lookup of one of them is, with probability `group_share`, moved to the row's group among the G
@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import ConfigError
+from holdall.data.click_probability import ClickProbability, FloatArray, hash_uniform
 from holdall.data.columns import Columns, Ragged, offsets_of
-from holdall.data.teacher import FloatArray, Teacher, hash_uniform
 from holdall.data.zipf import Zipf
 
 BLOCK_ROWS = 65_536
@@ -127,7 +127,7 @@ def make_block(config: SyntheticConfig, block: int) -> Columns:
         raise ConfigError(f"block {block} of a log of {config.num_blocks} blocks")
     ids = list(draw_ids(config, block, size))
     dense = draw_dense(config, block, size)
-    probability = teacher_of(config).probability(dense, ids)
+    probability = click_probability_of(config).probability(dense, ids)
     label = _rng(config, block, _LABELS).random(size, dtype=np.float32) < probability
     singles = [column for column in ids if not isinstance(column, Ragged)]
     id_type = np.int32 if max(config.cardinalities) <= np.iinfo(np.int32).max else np.int64
@@ -221,9 +221,9 @@ def _dense_tables(seed: int, num_dense: int) -> list[FloatArray]:
 
 
 @lru_cache(maxsize=8)
-def teacher_of(config: SyntheticConfig) -> Teacher:
-    """The config's teacher, calibrated on rows of its own spread evenly over the log (about 0.2 s, then cached)."""
-    teacher = Teacher(
+def click_probability_of(config: SyntheticConfig) -> ClickProbability:
+    """The config's click probability, calibrated on rows of its own, spread over the log (about 0.2 s, then cached)."""
+    uncalibrated = ClickProbability(
         seed=config.seed,
         cardinalities=config.cardinalities,
         num_dense=config.num_dense,
@@ -231,7 +231,7 @@ def teacher_of(config: SyntheticConfig) -> Teacher:
         strengths=config.strengths,
     )
     ids = list(draw_ids(config, _CALIBRATION, BLOCK_ROWS))
-    return teacher.calibrated(draw_dense(config, _CALIBRATION, BLOCK_ROWS), ids, config.base_rate)
+    return uncalibrated.calibrated(draw_dense(config, _CALIBRATION, BLOCK_ROWS), ids, config.base_rate)
 
 
 def _moments(config: SyntheticConfig, block: int, size: int) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Synthetic click logs with a planted teacher: for tests, benchmarks and comparisons of methods without real data.
+"""Synthetic click logs with planted click probabilities, for tests, benchmarks and comparisons of methods.
 
     config = preset("criteo-kaggle", scale=0.01, rows=1_000_000)
     write_prepared(config, "data/synthetic")        # a data folder, as `holdall prepare` would make it
@@ -7,7 +7,7 @@
 The true click probability of every row is kept, so the best AUC and logloss that any model can reach are known: there
 is no noise besides the coin flip of the label. The presets put them near those of the real sets (Criteo Kaggle: AUC
 0.80, logloss 0.45); a DLRM of dim 16 that sees 200,000 rows of `criteo-kaggle` once, at scales of 0.001 to 0.01,
-reaches an AUC of 0.77. How rows are drawn is in `click_log.py`, the probability in `teacher.py`.
+reaches an AUC of 0.77. How rows are drawn is in `click_log.py`, the probability in `click_probability.py`.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def _tsv_batch(columns: Columns) -> pa.RecordBatch:
     """A block as the columns of Criteo's layout, with nulls where a value is missing."""
     arrays: dict[str, pa.Array] = {"label": pa.array(columns.label)}
     counts = np.rint(np.expm1(columns.dense)).astype(np.int32)
-    # A missing count means 0 to the teacher, as it does to `prepare`; write every other zero as missing.
+    # A missing count means 0 to the click probability, as it does to `prepare`; write every other zero as missing.
     missing = (counts == 0) & (np.cumsum(counts == 0, axis=0) % 2 == 0)
     for column in range(CRITEO_DENSE):
         arrays[f"I{column + 1}"] = pa.array(counts[:, column], mask=missing[:, column])

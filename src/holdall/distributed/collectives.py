@@ -18,7 +18,7 @@ from holdall.distributed.processes import Processes, explained
 
 
 @dataclass
-class Traffic:
+class CollectiveTraffic:
     """Bytes and calls of one kind of collective, sent from this rank."""
 
     bytes: int = 0
@@ -47,7 +47,7 @@ class Collectives:
         self.rank, self.world_size = processes.rank, processes.world_size
         self.step = 0
         """Current step, for error messages."""
-        self.traffic: dict[str, Traffic] = {}
+        self.traffic: dict[str, CollectiveTraffic] = {}
         self._counted_as: str | None = None
         self._name: str | None = None
         if own_group and self.world_size > 1:
@@ -70,7 +70,7 @@ class Collectives:
     def count(self, kind: str, num_bytes: int) -> None:
         """Count bytes that this rank sends."""
         kind = self._counted_as or kind
-        traffic = self.traffic.setdefault(kind, Traffic())
+        traffic = self.traffic.setdefault(kind, CollectiveTraffic())
         traffic.bytes += num_bytes
         traffic.calls += 1
 

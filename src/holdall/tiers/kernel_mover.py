@@ -18,7 +18,7 @@ from torch import Tensor
 
 from holdall.data.batch import features_at
 from holdall.kernels.host_rows import NO_ROW, InitialRowParams
-from holdall.runtime.graph_cache import GraphCache, address_key
+from holdall.runtime.launch_graphs import LaunchGraphs, address_key
 from holdall.tables.hashing import stream
 from holdall.tables.initial_rows import quantiles
 from holdall.tiers.host_rows import InitialValues
@@ -57,7 +57,7 @@ class KernelMover(RowMover[KernelSet]):
         self._info: dict[tuple[str, ...], Tensor] = {}
         self._tensors: dict[int, SetTensors] = {}
         """By staging buffer."""
-        self.launches = GraphCache(pack.device)
+        self.launches = LaunchGraphs(pack.device)
         self.host_rows_added()
 
     def host_rows_added(self) -> None:

@@ -19,7 +19,7 @@ from holdall.tiers.choose_mover import KernelIsFaster, always
 from holdall.tiers.hot_refresh import HotRefresh
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.tiered_pack import TieredPack
-from holdall.tiers.traffic import Traffic
+from holdall.tiers.traffic import TierTraffic
 
 
 class Tiers:
@@ -111,10 +111,10 @@ class Tiers:
             pack.refill()
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> TierTraffic:
         """Bytes moved so far, by all packs."""
-        names = Traffic.__dataclass_fields__
-        return Traffic(**{name: sum(getattr(pack.traffic, name) for pack in self.packs) for name in names})
+        names = TierTraffic.__dataclass_fields__
+        return TierTraffic(**{name: sum(getattr(pack.traffic, name) for pack in self.packs) for name in names})
 
 
 def place(

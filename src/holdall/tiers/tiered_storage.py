@@ -1,4 +1,4 @@
-"""Storage of a pack of dense tables in two tiers: all rows on the host, hot rows and staging buffers on the device.
+"""Storage of a pack of dense tables in tiers: all rows in host memory or on disk, hot ones on the device too.
 
 The host has every row, the tables concatenated, as in a `DensePack`: checkpoints read and write those. The device has
 
@@ -22,7 +22,7 @@ from holdall.embedding.dense_pack import DensePack
 from holdall.tiers.host_rows import HostRows, stored_rows
 from holdall.tiers.lazy_tensor import LazyTensor
 from holdall.tiers.staging import Staging
-from holdall.tiers.traffic import Traffic
+from holdall.tiers.traffic import TierTraffic
 from holdall.tiers.working_set import WorkingSet
 
 
@@ -62,7 +62,7 @@ class TieredStorage(DensePack):
         self.slots: dict[str, Tensor] = {}
         self.host_rows, self._new_host_rows = stored_rows(host, folder)
         self.host_slots: dict[str, HostRows] = {}
-        self.traffic = Traffic()
+        self.traffic = TierTraffic()
         self.synchronize: Callable[[], None] = lambda: None
         """Waits until all rows are written back; set by a pipeline that writes back in the background."""
 

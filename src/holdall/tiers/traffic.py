@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Traffic:
+class TierTraffic:
     """Bytes moved between host and device, and the lookups that needed them."""
 
     fetched: int = 0

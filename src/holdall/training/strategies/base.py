@@ -32,7 +32,7 @@ from holdall.runtime.stage_times import StageTimes
 from holdall.training.config import TrainConfig
 from holdall.training.strategies.gradient_exchange import GradientExchange
 
-DeviceBatches = Generator[tuple[Batch, Batch], None, None]
+BatchPairs = Generator[tuple[Batch, Batch], None, None]
 """Pairs of a batch on the host and its copy on the device, checked and ready to be looked up."""
 
 
@@ -104,11 +104,11 @@ class Strategy(ABC):
         batches = self.loader.epoch(epoch, start_batch)
         yield Segment("mixed", batches, self.loader.num_batches - start_batch)
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         """The batches of a segment on the device; `step` is the number of the first."""
         return self._copied(segment.batches)
 
-    def _copied(self, batches: Iterator[Batch]) -> DeviceBatches:
+    def _copied(self, batches: Iterator[Batch]) -> BatchPairs:
         """Batches checked on the host and copied to the device."""
         return prefetch_to_device(batches, self.device, lambda batch: self.model.check(batch.ids))
 

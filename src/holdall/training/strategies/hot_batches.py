@@ -15,9 +15,9 @@ from holdall.data.batch import Batch
 from holdall.models.model import LookedUp
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.popularity.choose_hot_rows import hot_inputs, smallest_useful_budget
-from holdall.training.strategies.base import DeviceBatches, Segment
+from holdall.training.strategies.base import BatchPairs, Segment
+from holdall.training.strategies.hot_batch_loader import HotBatchLoader
 from holdall.training.strategies.hot_bytes import bytes_per_row, first_cold_rows, lookups_by_row
-from holdall.training.strategies.hot_cold_loader import HotColdLoader
 from holdall.training.strategies.split import SplitStrategy
 from holdall.training.strategies.two_fold import TwoFoldStrategy
 
@@ -32,22 +32,22 @@ class HotBatches:
 
     def __init__(
         self,
-        loader: HotColdLoader,
-        open_cold: Callable[[Segment, int], DeviceBatches],
-        open_hot: Callable[[Iterator[Batch]], DeviceBatches],
+        loader: HotBatchLoader,
+        open_cold: Callable[[Segment, int], BatchPairs],
+        open_hot: Callable[[Iterator[Batch]], BatchPairs],
         begin_hot_step: Callable[[Batch, Batch], None],
     ):
         self.loader = loader
         self.is_hot = False
         """Whether the current segment has hot batches."""
         self._open_cold, self._open_hot, self._begin_hot_step = open_cold, open_hot, begin_hot_step
-        self._iterators: dict[str, DeviceBatches] = {}
+        self._iterators: dict[str, BatchPairs] = {}
 
     def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
         self.close()
         return self.loader.segments(epoch, start_batch)
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         self.is_hot = segment.kind == "hot"
         if segment.kind not in self._iterators:
             opened = self._open_hot(segment.batches) if self.is_hot else self._open_cold(segment, step)
@@ -67,7 +67,7 @@ class HotBatches:
             batches.close()
 
 
-def hot_cold_loader(strategy: SplitStrategy | TwoFoldStrategy) -> HotColdLoader:
+def hot_batch_loader(strategy: SplitStrategy | TwoFoldStrategy) -> HotBatchLoader:
     """The loader of a strategy whose hot rows have been chosen; an error where no sample is fully hot."""
     config, data = strategy.config, strategy.data
     is_hot = hot_inputs(data, first_cold_rows(strategy.model, strategy.hot_rows))
@@ -80,7 +80,7 @@ def hot_cold_loader(strategy: SplitStrategy | TwoFoldStrategy) -> HotColdLoader:
             f"of them hot, or use --strategy split"
         )
     processes = strategy.processes
-    return HotColdLoader(
+    return HotBatchLoader(
         data, is_hot, config.batch_size, seed=config.seed, rank=processes.rank, world_size=processes.world_size
     )
 
@@ -90,14 +90,14 @@ class HotBatchesStrategy(SplitStrategy):
 
     kind = STRATEGY_KINDS["hot-batches"]
 
-    def _build_loader(self) -> HotColdLoader:
-        self.batches = HotBatches(hot_cold_loader(self), super().on_device, self._copied, self._begin_hot_step)
+    def _build_loader(self) -> HotBatchLoader:
+        self.batches = HotBatches(hot_batch_loader(self), super().on_device, self._copied, self._begin_hot_step)
         return self.batches.loader
 
     def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
         return self.batches.segments(epoch, start_batch)
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         return self.batches.on_device(segment, step)
 
     def _begin_hot_step(self, batch: Batch, moved: Batch) -> None:
@@ -132,14 +132,14 @@ class ShardedHotBatchesStrategy(TwoFoldStrategy):
 
     kind = replace(STRATEGY_KINDS["hot-batches"], keeps_tail=False, shards_rows=True, max_prefetch=1)
 
-    def _build_loader(self) -> HotColdLoader:
-        self.batches = HotBatches(hot_cold_loader(self), super().on_device, self._copied, self._begin_hot_step)
+    def _build_loader(self) -> HotBatchLoader:
+        self.batches = HotBatches(hot_batch_loader(self), super().on_device, self._copied, self._begin_hot_step)
         return self.batches.loader
 
     def segments(self, epoch: int, start_batch: int) -> Iterator[Segment]:
         return self.batches.segments(epoch, start_batch)
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         return self.batches.on_device(segment, step)
 
     def _begin_hot_step(self, batch: Batch, moved: Batch) -> None:

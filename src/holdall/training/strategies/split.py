@@ -21,7 +21,7 @@ from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, place
 from holdall.tiers.staging import buffers_for
-from holdall.training.strategies.base import DeviceBatches, Segment, Strategy
+from holdall.training.strategies.base import BatchPairs, Segment, Strategy
 from holdall.training.strategies.hot_bytes import bytes_per_row, packed_tables, rows_within_hot_bytes
 
 
@@ -71,7 +71,7 @@ class SplitStrategy(Strategy):
                 pack.reserve(self.plan.forecast.staging_rows.get(tail, 0))
         return tiers
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         return self.pipeline.steps(segment.batches, lambda batch: self.model.check(batch.ids), first=step)
 
     def after_step(self, step: int) -> None:

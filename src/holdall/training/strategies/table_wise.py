@@ -17,7 +17,7 @@ from holdall.optim.optimizers import Optimizers
 from holdall.optim.row_groups import RowGroup
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tiers.placement import move_dense_part
-from holdall.training.strategies.base import DeviceBatches, Segment
+from holdall.training.strategies.base import BatchPairs, Segment
 from holdall.training.strategies.process_strategy import ProcessStrategy, squared_norm
 
 
@@ -40,7 +40,7 @@ class TableWiseStrategy(ProcessStrategy):
         self._owned = {id(parameter) for parameter in self.model.bags.parameters()}
         return {n: p for n, p in optimizers.dense_parameters.items() if id(p) not in self._owned}
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         for number, (batch, moved) in enumerate(super().on_device(segment, step), start=step):
             self.collectives.step = number
             with self.stages.stage("fetch"):

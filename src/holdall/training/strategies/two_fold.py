@@ -28,7 +28,7 @@ from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.two_fold_cut import Cut, choose_cut, cold_row_costs
 from holdall.popularity.choose_hot_rows import ranked_rows
 from holdall.tiers.placement import move_dense_part
-from holdall.training.strategies.base import DeviceBatches, Segment
+from holdall.training.strategies.base import BatchPairs, Segment
 from holdall.training.strategies.hot_bytes import (
     bytes_per_row,
     lookups_of,
@@ -91,7 +91,7 @@ class TwoFoldStrategy(ProcessStrategy):
         super().attach(optimizers)
         self.row_groups = [group for group in optimizers.row_groups if not isinstance(group.pack, TwoFoldPack)]
 
-    def on_device(self, segment: Segment, step: int) -> DeviceBatches:
+    def on_device(self, segment: Segment, step: int) -> BatchPairs:
         batches = self._copied(segment.batches)
         with closing(batches), closing(self.shared.steps(batches, self._ahead, self.stages.stage)) as steps:
             self._name_step(step)

@@ -13,7 +13,7 @@ import pytest
 
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
-from holdall.training.strategies.hot_cold_loader import HotColdLoader, Interleaving
+from holdall.training.strategies.hot_batch_loader import HotBatchLoader, Interleaving
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def is_hot(split: DataSet, share: float = 0.6) -> np.ndarray:
     return np.random.default_rng(0).random(len(split)) < share
 
 
-def seen(loader: HotColdLoader, epoch: int = 0, start: int = 0) -> list[tuple[str, list[tuple[float, ...]]]]:
+def seen(loader: HotBatchLoader, epoch: int = 0, start: int = 0) -> list[tuple[str, list[tuple[float, ...]]]]:
     """Kind and samples, identified by their dense values, of every batch."""
     found = []
     for segment in loader.segments(epoch, start):
@@ -41,9 +41,9 @@ def of_kind(batches: list[tuple[str, list[tuple[float, ...]]]], kind: str) -> li
 
 def dealt(num_cold: int, num_hot: int, rate: float, monkeypatch: pytest.MonkeyPatch, split: DataSet) -> list[str]:
     """The kinds of an epoch's batches, of one sample each, at a fixed rate."""
-    monkeypatch.setattr(HotColdLoader, "num_batches", num_cold + num_hot)
-    monkeypatch.setattr(HotColdLoader, "num_batches_of", lambda _, kind: num_hot if kind == "hot" else num_cold)
-    loader = HotColdLoader(split, is_hot(split), 1)
+    monkeypatch.setattr(HotBatchLoader, "num_batches", num_cold + num_hot)
+    monkeypatch.setattr(HotBatchLoader, "num_batches_of", lambda _, kind: num_hot if kind == "hot" else num_cold)
+    loader = HotBatchLoader(split, is_hot(split), 1)
     loader.interleaving = Interleaving(rate=rate)
     return [segment.kind for segment in loader.segments(0) for _ in range(segment.num_batches)]
 
@@ -51,7 +51,7 @@ def dealt(num_cold: int, num_hot: int, rate: float, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
 def test_every_sample_comes_once_and_hot_batches_are_full_of_hot_ones(split: DataSet, share: float) -> None:
     hot = is_hot(split, share)
-    loader = HotColdLoader(split, hot, 100, seed=3)
+    loader = HotBatchLoader(split, hot, 100, seed=3)
     batches = seen(loader)
     everything = [tuple(row) for row in split.slice(0, len(split)).dense.tolist()]
     hot_rows = Counter(row for row, is_it in zip(everything, hot, strict=True) if is_it)
@@ -66,13 +66,13 @@ def test_every_sample_comes_once_and_hot_batches_are_full_of_hot_ones(split: Dat
 
 
 def test_the_hot_samples_left_over_change_with_the_epoch(split: DataSet) -> None:
-    loader = HotColdLoader(split, is_hot(split), 512)
+    loader = HotBatchLoader(split, is_hot(split), 512)
     left_over = [set(of_kind(seen(loader, epoch), "hot")) for epoch in range(3)]
     assert left_over[0] != left_over[1] != left_over[2]
 
 
 def test_kinds_take_turns_at_the_rate(split: DataSet) -> None:
-    loader = HotColdLoader(split, is_hot(split, 0.5), 50)
+    loader = HotBatchLoader(split, is_hot(split, 0.5), 50)
     loader.interleaving = Interleaving(rate=0.25)
     kinds = [(segment.kind, segment.num_batches, segment.ends_cycle) for segment in loader.segments(0)]
     assert [kind for kind, _, _ in kinds] == ["hot", "cold"] * 4
@@ -99,7 +99,7 @@ def test_the_finest_rate_mixes_batch_by_batch(split: DataSet, monkeypatch: pytes
 
 
 def test_kinds_end_together_whatever_the_loss_does(split: DataSet) -> None:
-    loader = HotColdLoader(split, is_hot(split, 0.35), 10)
+    loader = HotBatchLoader(split, is_hot(split, 0.35), 10)
     loader.interleaving = Interleaving(rate=0.25, coarsest=0.25)
     losses = iter([5.0, 6.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 3.0])
     kinds: list[str] = []
@@ -117,7 +117,7 @@ def test_kinds_end_together_whatever_the_loss_does(split: DataSet) -> None:
 
 @pytest.mark.parametrize(("rate", "cycles"), [(0.5, 2), (0.25, 4), (1 / 16, 8), (1 / 128, 8)])
 def test_the_loss_is_asked_for_at_most_eight_times(split: DataSet, rate: float, cycles: int) -> None:
-    loader = HotColdLoader(split, is_hot(split, 0.5), 10)
+    loader = HotBatchLoader(split, is_hot(split, 0.5), 10)
     loader.interleaving = Interleaving(rate=rate)
     segments = [(segment.ends_cycle, segment.num_batches) for segment in loader.segments(0)]
     assert abs(sum(ends for ends, _ in segments) - cycles) <= 1
@@ -127,17 +127,17 @@ def test_the_loss_is_asked_for_at_most_eight_times(split: DataSet, rate: float, 
 
 def test_epochs_and_seeds_differ_and_repeat(split: DataSet) -> None:
     hot = is_hot(split)
-    first = seen(HotColdLoader(split, hot, 100, seed=1))
-    assert seen(HotColdLoader(split, hot, 100, seed=1)) == first
-    assert seen(HotColdLoader(split, hot, 100, seed=2)) != first
-    assert seen(HotColdLoader(split, hot, 100, seed=1), epoch=1) != first
+    first = seen(HotBatchLoader(split, hot, 100, seed=1))
+    assert seen(HotBatchLoader(split, hot, 100, seed=1)) == first
+    assert seen(HotBatchLoader(split, hot, 100, seed=2)) != first
+    assert seen(HotBatchLoader(split, hot, 100, seed=1), epoch=1) != first
 
 
 @pytest.mark.parametrize("stop", [1, 2, 7, 13, 20])
 def test_going_on_from_a_checkpoint(split: DataSet, stop: int) -> None:
     """The loss changes the rate on the way; what was decided before the checkpoint stays decided."""
 
-    def batches(loader: HotColdLoader, start: int = 0, limit: int | None = None) -> list[object]:
+    def batches(loader: HotBatchLoader, start: int = 0, limit: int | None = None) -> list[object]:
         found: list[object] = []
         for segment in loader.segments(0, start):
             for batch in islice(segment.batches, segment.num_batches):
@@ -149,10 +149,10 @@ def test_going_on_from_a_checkpoint(split: DataSet, stop: int) -> None:
         return found
 
     hot = is_hot(split)
-    whole = batches(HotColdLoader(split, hot, 100))
-    first = HotColdLoader(split, hot, 100)
+    whole = batches(HotBatchLoader(split, hot, 100))
+    first = HotBatchLoader(split, hot, 100)
     before = batches(first, limit=stop)
-    second = HotColdLoader(split, hot, 100)
+    second = HotBatchLoader(split, hot, 100)
     position = second.load_state(json.loads(json.dumps(first.state(0, stop))))
     assert (position.epoch, position.batch) == (0, stop)
     assert before == whole[:stop]
@@ -160,14 +160,14 @@ def test_going_on_from_a_checkpoint(split: DataSet, stop: int) -> None:
 
 
 def test_a_checkpoint_of_other_data_is_refused(split: DataSet) -> None:
-    state = HotColdLoader(split, is_hot(split), 100).state(0, 3)
+    state = HotBatchLoader(split, is_hot(split), 100).state(0, 3)
     with pytest.raises(CheckpointError, match="hot_inputs"):
-        HotColdLoader(split, is_hot(split, 0.3), 100).load_state(state)
+        HotBatchLoader(split, is_hot(split, 0.3), 100).load_state(state)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_of_one_kind(split: DataSet, share: float) -> None:
-    loader = HotColdLoader(split, is_hot(split, share), 90)
+    loader = HotBatchLoader(split, is_hot(split, share), 90)
     batches = seen(loader)
     assert sum(len(rows) for _, rows in batches) == len(split)
     assert len(split) % 90 != 0
@@ -178,7 +178,7 @@ def test_all_of_one_kind(split: DataSet, share: float) -> None:
 @pytest.mark.parametrize(("num_hot", "sizes"), [(1, [1]), (99, [99]), (100, [100]), (101, [100]), (200, [100, 100])])
 def test_few_hot_inputs(split: DataSet, num_hot: int, sizes: list[int]) -> None:
     """Less than a batch of hot inputs is one short batch."""
-    loader = HotColdLoader(split, np.arange(len(split)) < num_hot, 100)
+    loader = HotBatchLoader(split, np.arange(len(split)) < num_hot, 100)
     batches = seen(loader)
     assert [len(rows) for kind, rows in batches if kind == "hot"] == sizes
     assert sum(len(rows) for _, rows in batches) == len(split)
@@ -186,7 +186,7 @@ def test_few_hot_inputs(split: DataSet, num_hot: int, sizes: list[int]) -> None:
 
 
 def test_a_batch_larger_than_the_split(split: DataSet) -> None:
-    loader = HotColdLoader(split, is_hot(split), len(split) + 1)
+    loader = HotBatchLoader(split, is_hot(split), len(split) + 1)
     num_hot = int(is_hot(split).sum())
     assert [(kind, len(rows)) for kind, rows in seen(loader)] in (
         [("hot", num_hot), ("cold", len(split) - num_hot)],
@@ -195,7 +195,7 @@ def test_a_batch_larger_than_the_split(split: DataSet) -> None:
 
 
 def test_leaving_an_epoch_ends_its_threads(split: DataSet) -> None:
-    segments = HotColdLoader(split, is_hot(split), 10).segments(0)
+    segments = HotBatchLoader(split, is_hot(split), 10).segments(0)
     taken = [next(segment.batches) for segment in islice(segments, 2)]
     assert len(taken) == 2
     assert len([thread for thread in threading.enumerate() if thread.name == "holdall-loader"]) == 2
@@ -224,4 +224,4 @@ def test_the_rate_follows_the_loss() -> None:
 
 def test_a_mask_of_another_split_is_refused(split: DataSet) -> None:
     with pytest.raises(ConfigError, match="10 inputs"):
-        HotColdLoader(split, np.ones(10, dtype=bool), 100)
+        HotBatchLoader(split, np.ones(10, dtype=bool), 100)

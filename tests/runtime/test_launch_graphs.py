@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from holdall.runtime import graph_cache
-from holdall.runtime.graph_cache import GraphCache, address_key
+from holdall.runtime import launch_graphs
+from holdall.runtime.launch_graphs import LaunchGraphs, address_key
 
 
 class Recorder:
@@ -17,7 +17,7 @@ class Recorder:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.seen: list[str] = []
         self.capturing = False
-        monkeypatch.setattr(GraphCache, "_capture", lambda _, launch: self.captured(launch))
+        monkeypatch.setattr(LaunchGraphs, "_capture", lambda _, launch: self.captured(launch))
         monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.seen.append("synchronized"))
 
     def launch(self, name: str) -> Callable[[], None]:
@@ -37,7 +37,7 @@ class Recorder:
 
 
 def test_runs_then_captures_then_replays(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
+    gpu, launches = Recorder(monkeypatch), LaunchGraphs(torch.device("cuda"))
     launches.off = False
     for _ in range(3):
         for key in ("a", "b"):
@@ -48,7 +48,7 @@ def test_runs_then_captures_then_replays(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_launches_without_a_key_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
+    gpu, launches = Recorder(monkeypatch), LaunchGraphs(torch.device("cuda"))
     launches.off = False
     for _ in range(3):
         launches.run(None, gpu.launch("a"))
@@ -56,14 +56,14 @@ def test_launches_without_a_key_are_not_captured(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nothing_is_captured_when_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
+    gpu, launches = Recorder(monkeypatch), LaunchGraphs(torch.device("cuda"))
     for _ in range(3):
         launches.run("a", gpu.launch("a"))
     assert gpu.seen == ["ran a"] * 3
 
 
 def test_cleared_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
+    gpu, launches = Recorder(monkeypatch), LaunchGraphs(torch.device("cuda"))
     launches.off = False
     for _ in range(2):
         launches.run("a", gpu.launch("a"))
@@ -73,8 +73,8 @@ def test_cleared_graphs_are_captured_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_keys_that_never_come_again_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_cache, "MAX_KEYS", 3)
-    gpu, launches = Recorder(monkeypatch), GraphCache(torch.device("cuda"))
+    monkeypatch.setattr(launch_graphs, "MAX_KEYS", 3)
+    gpu, launches = Recorder(monkeypatch), LaunchGraphs(torch.device("cuda"))
     launches.off = False
     for key in "aabcd":
         launches.run(key, gpu.launch(key))

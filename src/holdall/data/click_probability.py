@@ -1,4 +1,4 @@
-"""Planted teacher of synthetic click logs: a click probability for any row, without tables.
+"""Planted click probability of synthetic logs, for any row, without tables.
 
     logit = bias + a_dense * D / sd(D) + a_ids * E / sd(E) + a_pairs * P / sd(P)
     D = sum_j w_j x_j                                          linear in the dense values
@@ -46,8 +46,8 @@ _IDS, _FEATURE_WEIGHT, _DENSE_WEIGHT = 101, 102, 103
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
-    """Teacher as defined above; made by `calibrated`, which measures the standard deviations and finds the bias."""
+class ClickProbability:
+    """Probability as defined above; made by `calibrated`, which measures the standard deviations and finds the bias."""
 
     seed: int
     cardinalities: tuple[int, ...]
@@ -100,8 +100,10 @@ class Teacher:
         numbers *= (weight * (1.0 + rank / SCALE_RANK) ** -SCALE_POWER).astype(np.float32)
         return numbers
 
-    def calibrated(self, dense: FloatArray, ids: Sequence[npt.NDArray[np.int64] | Ragged], base_rate: float) -> Teacher:
-        """The teacher whose parts have the stated strengths and whose mean probability is `base_rate` on these rows."""
+    def calibrated(
+        self, dense: FloatArray, ids: Sequence[npt.NDArray[np.int64] | Ragged], base_rate: float
+    ) -> ClickProbability:
+        """The probability whose parts have the stated strengths and whose mean on these rows is `base_rate`."""
         parts = self.parts(dense, ids)
         means = tuple(float(part.mean()) for part in parts)
         deviations = tuple(float(part.std()) for part in parts)

@@ -1,4 +1,4 @@
-"""Cache of CUDA graphs for kernel launches that repeat on the same memory.
+"""CUDA graphs of small groups of kernel launches that repeat on the same memory, kept by their addresses.
 
 Launching a dozen small kernels takes the host longer than it takes a GPU to run them, and each launch is a chance for
 another thread to take the interpreter lock.
@@ -18,7 +18,7 @@ MAX_KEYS = 256
 """Keys in the cache. When it is full it is cleared, so launches at ever new addresses do not fill the memory."""
 
 
-class GraphCache:
+class LaunchGraphs:
     """Graphs of launches by key; while it is `off`, launches run directly.
 
     The launches of a key run directly the first time, which compiles their kernels, and are captured the second time.

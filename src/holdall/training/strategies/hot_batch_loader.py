@@ -1,5 +1,7 @@
 """Loader of hot and cold batches (FAE, arXiv:2103.00686): samples whose lookups are all hot are batched apart.
 
+Not related to the table method `HotCold`.
+
 A hot batch looks up hot rows only, which are on the device: no row is moved for it. Hot and cold batches alternate in
 phases. The length of a phase follows the loss: training on one kind for long can hurt. A cycle of a hot and a cold
 phase takes from each kind in proportion to its batches, so both end at the same time.
@@ -75,7 +77,7 @@ class _Epoch:
         return sum(cold + hot for cold, hot in self.cycles)
 
 
-class HotColdLoader:
+class HotBatchLoader:
     """Loader of the hot and the cold batches of a split; each sample is used exactly once an epoch.
 
     The samples of a kind, in file order, are rotated to a starting point drawn for the epoch and cut into blocks of
