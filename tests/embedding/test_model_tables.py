@@ -149,6 +149,16 @@ def test_a_subclass_without_behaviour_of_its_own_is_compressed() -> None:
     assert isinstance(model["t"], CompressedEmbedding)
 
 
+def test_rows_are_those_of_the_weight() -> None:
+    """Code that adds rows often assigns a weight and leaves `num_embeddings` as it was."""
+    for fit in (False, True):
+        model = nn.ModuleDict({"t": nn.Embedding(5000, 8)})
+        model["t"].weight = nn.Parameter(torch.randn(6000, 8))
+        (line,) = compress(model, budget=0.1, fit=fit).tables
+        assert (line.rows, line.bytes_before) == (6000, 6000 * 8 * 4)
+        assert model["t"](torch.tensor([5999])).shape == (1, 8)
+
+
 class Shared(nn.Module):
     """One module under two names of one owner and in a second owner, which itself has two names."""
 

@@ -63,12 +63,22 @@ class ModelTable:
         return self.module.weight
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and dim: of the weight, as lookups use it, and not of attributes that may be stale."""
+        weight = self.module._parameters.get("weight")
+        if weight is not None and weight.dim() == 2:
+            return weight.shape[0], weight.shape[1]
+        if isinstance(self.module, Table):
+            return self.module.num_rows, self.module.dim
+        return self.module.num_embeddings, self.module.embedding_dim
+
+    @property
     def num_rows(self) -> int:
-        return self.module.num_rows if isinstance(self.module, Table) else self.module.num_embeddings
+        return self.shape[0]
 
     @property
     def dim(self) -> int:
-        return self.module.dim if isinstance(self.module, Table) else self.module.embedding_dim
+        return self.shape[1]
 
     def is_in(self, name: str) -> bool:
         """Whether the table has this name, or is in the module of this name."""
@@ -170,6 +180,8 @@ def why_not_replaceable(module: Replaceable) -> str | None:
     weight = module._parameters.get("weight")
     if type(weight) is not nn.Parameter:
         return "has a weight that is no plain parameter (weight norm, pruning or a tensor subclass)"
+    if weight.dim() != 2:
+        return f"has a weight of {weight.dim()} dimensions"
     if any(getattr(module, hooks, None) for hooks in HOOKS):
         return "has hooks"
     if len(module._parameters) > 1 or module._buffers or module._modules:
