@@ -104,6 +104,34 @@ def test_zero_grad_before_the_step_leaves_nothing_to_apply(zero: Callable[[Model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("zero", ZERO.values(), ids=ZERO)
+@pytest.mark.parametrize("fused", [True, False])
+def test_zero_grad_after_clipping_drops_what_was_clipped(fused: bool, zero: Callable[[Model], None]) -> None:
+    models = [Model(fused), Model(fused)]
+    skips, never = (Optimizers(model, OptimizerConfig(name="sgd", lr=0.1)) for model in models)
+    for step in range(3):
+        loss_of(models[0], step + 50).backward()
+        assert float(skips.clip(0.01)) > 0.01
+        zero(models[0])  # skipped
+        for model, optimizers in zip(models, (skips, never), strict=True):
+            loss_of(model, step).backward()
+            optimizers.step()
+    assert_same(*models)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_backward_after_clipping_adds_to_what_was_clipped(fused: bool) -> None:
+    models = [Model(fused), Model(fused)]
+    ours, reference = (Optimizers(model, OptimizerConfig(name="sgd", lr=0.1)) for model in models)
+    loss_of(models[0], 0).backward()
+    norm = float(ours.clip(0.5))
+    loss_of(models[0], 1).backward()
+    ours.step()
+    (loss_of(models[1], 0) * (0.5 / norm) + loss_of(models[1], 1)).backward()
+    reference.step()
+    assert_same(*models)
+
+
 def test_backward_passes_add_up_until_the_step() -> None:
     (packed, ours), (plain, theirs) = both()
     for model, optimizers in ((packed, ours), (plain, theirs)):
@@ -201,6 +229,22 @@ def test_clip_grad_value_and_unscaling() -> None:
     for _, optimizers in (scaled, reference):
         optimizers.step()
     torch.testing.assert_close(list(scaled[0].parameters()), list(reference[0].parameters()), rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_can_be_looked_at() -> None:
+    packed, plain = both("sgd")
+    for model, _ in (packed, plain):
+        loss_of(model, 0).backward()
+    for ours, theirs in zip(packed[0].bags.parameters(), plain[0].bags.parameters(), strict=True):
+        found, expected = ours.grad, theirs.grad.to_dense()
+        assert found is not None
+        assert found.shape == expected.shape
+        for look in (Tensor.abs, Tensor.mean, Tensor.sum, Tensor.std, Tensor.isnan):
+            torch.testing.assert_close(look(found), look(expected))
+        assert bool(torch.isfinite(found).all())
+    packed[0].zero_grad()
+    (loss_of(packed[0], 0) * torch.inf).backward()
+    assert not all(bool(torch.isfinite(parameter.grad).all()) for parameter in packed[0].bags.parameters())
 
 
 def test_an_optimizer_of_torch_refuses_rows_that_it_cannot_read() -> None:

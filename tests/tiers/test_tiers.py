@@ -41,6 +41,30 @@ def test_steps_equal_those_of_one_storage(optimizer: str, hot: dict[str, int], b
     assert same(state(model, optimizers), plain(optimizer, 12, bags=bags))
 
 
+def test_a_skipped_batch_leaves_no_gradients_and_rows_by_table_are_refused() -> None:
+    """`zero_grad` of the model drops what was collected; one table alone has no rows of its own on the device."""
+    model = build()
+    tiers = place(model, HOT, "cpu")
+    optimizers = Optimizers(model, OptimizerConfig(name="adagrad", lr=0.1))
+    for batch in batches(6):
+        tiers.fetch(batch.ids)
+        (model(batch).sum() * torch.nan).backward()
+        model.zero_grad()
+        step(model, optimizers, batch)
+        tiers.write_back()
+    tiers.flush()
+    assert same(state(model, optimizers), plain("adagrad", 6))
+    (batch,) = batches(1)
+    tiers.fetch(batch.ids)
+    model(batch).sum().backward()
+    with pytest.raises(ConfigError, match=r"rows are in several places .*: use the clip and zero_grad of Optimizers"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert float(optimizers.clip(1.0)) > 0
+    model.bags.table(next(iter(ROWS))).zero_grad()
+    with pytest.raises(ConfigError, match="one table at a time"):
+        optimizers.step()
+
+
 def test_only_rows_that_are_not_hot_move() -> None:
     model = build()
     tiers = place(model, HOT, "cpu")

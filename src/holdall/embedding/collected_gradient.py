@@ -3,7 +3,7 @@
 What PyTorch does with gradients goes through `weight.grad`, so that is where a pack learns of it: `model.zero_grad()`
 drops what was collected, `torch.nn.utils.clip_grad_norm_` and `clip_grad_value_` and `GradScaler.unscale_` work on the
 summed gradients of the touched rows, and what autograd adds to it (a penalty on a weight, say) is collected with the
-rest. Everything else is refused. It has no memory of its own.
+rest. It can be looked at. Everything else is refused. It has no memory of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ KEEPS_ZERO = {
     aten._amp_foreach_non_finite_check_and_unscale_,
 }  # fmt: skip
 """Operations that rows without a gradient play no part in: they are those of the touched rows."""
+READS = {
+    aten.abs, aten.isnan, aten.isinf, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.sum, aten.mean,
+    aten.var, aten.std, aten.max, aten.min, aten.amax, aten.amin, aten.aminmax, aten.histc, aten.count_nonzero,
+}  # fmt: skip
+"""Operations that look at a gradient, as logs and checks of it do: they get all rows, as a dense gradient has them."""
 
 
 class CollectedGradient(torch.Tensor):
@@ -56,7 +61,7 @@ class CollectedGradient(torch.Tensor):
         pack = self._pack()
         if pack is None:
             return torch.empty(0, self.shape[1], dtype=self.dtype, device=self.device)
-        return pack.summed_gradient(self._name)
+        return pack.summed_rows(self._name)[1]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -74,6 +79,8 @@ class CollectedGradient(torch.Tensor):
         if packet in KEEPS_ZERO:
             found = func(*tree_map(_touched, args), **tree_map(_touched, kwargs or {}))
             return target if isinstance(target, cls) and func._schema.is_mutable else found
+        if packet in READS:
+            return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
         if isinstance(target, cls):
             if packet in (aten.add_, aten.add) and len(args) == 2 and not kwargs:
                 return target._add(args[1])
@@ -98,6 +105,16 @@ class CollectedGradient(torch.Tensor):
         if pack is not None:
             pack.adopt_gradient(self._name, gradient)
         return self
+
+
+def _dense(value: Any) -> Any:
+    if not isinstance(value, CollectedGradient):
+        return value
+    pack, dense = value._pack(), torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    if pack is not None:
+        rows, gradients = pack.summed_rows(value._name)
+        dense[rows] = gradients.to(dense.dtype)
+    return dense
 
 
 def _touched(value: Any) -> Any:

@@ -161,10 +161,11 @@ class DensePack:
             ids, values = torch.arange(grad.shape[0], device=grad.device), grad
         self.gradients.append(RowGradient(ids + self.starts[name], values.contiguous()))
 
-    def summed_gradient(self, name: str) -> Tensor:
-        """[U, dim]: the gradients of a table's rows, summed by row, as a view of what the optimizer will apply."""
+    def summed_rows(self, name: str) -> tuple[Tensor, Tensor]:
+        """[U] touched rows of a table and their gradients [U, dim], a view of what the optimizer will apply."""
         if not self.gradients:
-            return self.storage.new_empty(0, self.storage.shape[1])
+            empty = torch.empty(0, dtype=torch.int64, device=self.storage.device)
+            return empty, self.storage.new_empty(0, self.storage.shape[1])
         self._require_rows_by_table()
         if len(self.gradients) > 1 or not self.gradients[0].is_summed:
             self.gradients = [RowGradient(*sum_by_row(join(self.gradients)), is_summed=True)]
@@ -172,7 +173,7 @@ class DensePack:
         start = self.starts[name]
         ends = torch.tensor([start, start + self.tables[name].num_rows], device=gradient.ids.device)
         first, last = torch.searchsorted(gradient.ids, ends).tolist()
-        return gradient.grad[first:last]
+        return gradient.ids[first:last] - start, gradient.grad[first:last]
 
     def _require_rows_by_table(self) -> None:
         if type(self) is not DensePack:

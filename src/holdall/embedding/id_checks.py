@@ -28,12 +28,12 @@ def check_ids(ids: Ids, features: Sequence[str], limits: Tensor) -> None:
         raise IdError(f"the batch has ids of {ids.num_features} features, the model has {len(features)}")
     if ids.values.device.type != "cpu":
         return
-    if transforms() and torch._C._functorch.is_batchedtensor(ids.values):
-        raise ConfigError("torch.func.vmap cannot run over ids, which are checked: look all of them up in one batch")
-    if ids.offsets is None:
-        if not transforms() and all_below(ids.values, limits):  # numpy does not read tensors of a transform
-            return
-    else:
+    if transforms():  # numpy does not read its tensors
+        if torch._C._functorch.is_batchedtensor(ids.values):
+            raise ConfigError("torch.func.vmap cannot run over ids, which are checked: look them all up in one batch")
+    elif ids.offsets is None and all_below(ids.values, limits):
+        return
+    if ids.offsets is not None:
         if (ids.offsets.numel() - 1) % len(features):
             raise IdError(f"a batch of {len(features)} features needs F * B + 1 offsets, not {ids.offsets.numel()}")
         check_offsets(ids.offsets, ids.values.numel(), include_last=True)

@@ -178,6 +178,9 @@ class Optimizers:
         with beside(device) as other:  # small kernels, in a graph beside the large ones of the rows
             if self._torch is not None:
                 self._torch.step()
+        stale = [rows.drop_stale() for rows in self._rows]
+        if any(stale):
+            self._scale = None
         scalars, on_device = self._step_scalars()
         for rows in self._rows:
             rows.update(scalars, on_device)

@@ -33,6 +33,8 @@ class RowGroup:
         """Distinct rows and their summed gradients, after `sum_gradients`."""
         self._sorted: SortedGradient | None = None
         """After `squared_norm`, for `update`."""
+        self._source: list[Any] = []
+        """Gradients that `summed` or `_sorted` were made of (see `drop_stale`)."""
         self._slots = {} if pack is not None else record.row_state(weight)
         if pack is not None:
             pack.allocate_slots(record.row_state)
@@ -40,7 +42,7 @@ class RowGroup:
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles: without gradients, and with the optimizer state that a pack holds for it."""
         slots = {} if self.pack is None else self.pack.slots
-        return {**self.__dict__, "summed": None, "_sorted": None, "pack_slots": slots}
+        return {**self.__dict__, "summed": None, "_sorted": None, "_source": [], "pack_slots": slots}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         slots = state.pop("pack_slots")
@@ -86,12 +88,35 @@ class RowGroup:
         """Sum the gradient of the backward by distinct row, into `summed`."""
         gradient = self.gradient()
         self.summed = None if gradient is None else sum_by_row(gradient)
+        if self.summed is not None:  # in its place: what clipping scales, it scales there
+            self.replace_gradient(RowGradient(*self.summed, is_summed=True))
+        self._source = self._gradients()
+
+    def _gradients(self) -> list[Any]:
+        """Objects that change when the gradient does."""
+        if self.pack is not None:
+            return list(self.pack.collected())
+        grad = self.parameter.grad
+        return [] if grad is None else [grad, grad._version]
+
+    def drop_stale(self) -> bool:
+        """Drop what was made of gradients that were replaced since, by `zero_grad` after clipping for example."""
+        if self.summed is None and self._sorted is None:
+            return False
+        now = self._gradients()
+        if len(now) == len(self._source) and all(
+            one is other or (type(one) is int and one == other) for one, other in zip(self._source, now, strict=True)
+        ):
+            return False
+        self.summed = self._sorted = None
+        return True
 
     def squared_norm(self) -> Tensor | None:
         """Squared norm of the summed gradient, by kernels that store no sums. Keeps the sorted ids for `update`."""
         from holdall.kernels import row_update_triton
 
         self._sorted = self._sort_gradient()
+        self._source = self._gradients()
         return None if self._sorted is None else row_update_triton.squared_norm(*self._sorted)
 
     def _sort_gradient(self) -> SortedGradient | None:
@@ -115,10 +140,12 @@ class RowGroup:
         if self.summed is None and self.fuses:
             self._fused_update(scalars, on_device)
             return
-        if self.summed is None:
-            self.sum_gradients()
-        if self.summed is not None:
-            self.record.row_update(self.weight, *self.summed, scalars, **self.slots)
+        summed = self.summed
+        if summed is None:
+            gradient = self.gradient()
+            summed = None if gradient is None else sum_by_row(gradient)
+        if summed is not None:
+            self.record.row_update(self.weight, *summed, scalars, **self.slots)
 
     def _fused_update(self, scalars: UpdateScalars, on_device: DeviceScalars) -> None:
         from holdall.kernels import row_update_triton
@@ -131,6 +158,7 @@ class RowGroup:
     def clear(self) -> None:
         """Drop the gradients."""
         self.summed = self._sorted = None
+        self._source = []
         if self.pack is not None:
             self.pack.gradients.clear()
         self.parameter.grad = None
