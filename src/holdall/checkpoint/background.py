@@ -69,7 +69,7 @@ class BackgroundSaver:
         keep: int = 2,
         shard_bytes: int = SHARD_BYTES,
     ) -> Path:
-        """As `checkpoint.save`, but only the copy has been made when it returns; first waits for the last save.
+        """Like `checkpoint.save`, but returns once the host copy exists; first waits for the last save.
 
         Returns the path that the checkpoint will have. Where a copy would take more than a quarter of the free memory
         of some host, the checkpoint is complete when this returns, with a warning the first time. All saves into a
@@ -89,7 +89,7 @@ class BackgroundSaver:
         base: int,
         shard_bytes: int = SHARD_BYTES,
     ) -> Path:
-        """As `checkpoint.save_hot`, in the background like `save`."""
+        """Like `checkpoint.save_hot`, in the background as `save` is."""
         writers = self._wait_for_last()
         planned = plan_hot(folder, step, tensors, state, base=base, shard_bytes=shard_bytes, processes=writers)
         return self._start(planned, writers)

@@ -15,7 +15,7 @@ from torch import Tensor
 class TensorByRows(Protocol):
     """Tensor of which a checkpoint saves the touched rows and how the others were initialised, and that it loads into.
 
-    Such a checkpoint is as large as what was learned. It can be loaded into an ordinary tensor too.
+    Such a checkpoint is as large as the updated rows. It can be loaded into an ordinary tensor too.
     """
 
     @property

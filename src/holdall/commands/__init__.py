@@ -1,1 +1,1 @@
-"""Commands that combine several packages, one file a command: plan, simulate, inspect, doctor, demo."""
+"""Commands that combine several packages, one file per command: plan, simulate, inspect, doctor, demo."""

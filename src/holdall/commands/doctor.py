@@ -37,7 +37,7 @@ MANY_UNSEEN = 0.2
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check: its level, what was found, and the cure."""
+    """Result of one check: its level, what was found, and the fix."""
 
     level: Level
     what: str

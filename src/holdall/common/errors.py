@@ -1,4 +1,4 @@
-"""Errors for users: each message names what went wrong, where, and the cure.
+"""Errors for users: each message names what went wrong, where, and the fix.
 
 A user can fix whatever raises a `HoldallError`; the command line prints its message without a traceback and exits with
 2. A broken invariant of Holdall is an `assert`, and shows its traceback. Each class also derives from the error that
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 
 class HoldallError(Exception):
-    """Base of every error a user can cause and cure."""
+    """Base of every error a user can cause and fix."""
 
 
 class ConfigError(HoldallError, ValueError):

@@ -1,4 +1,4 @@
-"""Free memory of the device, the host and a disk."""
+"""Free memory of the device (host memory when the device is a CPU), the host and a disk."""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ class BadRows:
         self._file: TextIO | None = None
 
     def add(self, source: Path, refused: Sequence[Refused]) -> None:
+        """Raise for the first refused row of a file in mode `stop`, else list and count all of them."""
         if not refused:
             return
         if self.mode == "stop":

@@ -17,7 +17,7 @@ from torch import Tensor
 class Ids:
     """Ids of F features for B samples, feature-major.
 
-    One id a feature and sample: `values` is [F, B] and `offsets` None. Otherwise `values` is [L] and bag (f, b) is
+    One id per feature and sample: `values` is [F, B] and `offsets` None. Otherwise `values` is [L] and bag (f, b) is
     `values[offsets[f * B + b] : offsets[f * B + b + 1]]`, with `offsets` of length F * B + 1. Host tensors are int32
     where the ids fit; arithmetic on them is int64.
     """

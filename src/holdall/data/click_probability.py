@@ -107,7 +107,7 @@ class ClickProbability:
         parts = self.parts(dense, ids)
         means = tuple(float(part.mean()) for part in parts)
         deviations = tuple(float(part.std()) for part in parts)
-        # A part that does not vary (no dense columns, one id a feature) has nothing to scale.
+        # A part that does not vary (no dense columns, one id per feature) has nothing to scale.
         factors = tuple(
             strength / deviation if deviation > 1e-6 else 0.0
             for strength, deviation in zip(self.strengths, deviations, strict=True)

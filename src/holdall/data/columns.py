@@ -118,7 +118,7 @@ class Columns:
         """The rows as a Batch; `one_hot` tells for each feature, in schema order, whether it is a column of `ids`.
 
         With one-hot features alone nothing but the label is copied: `ids.values` [F, B] is the transposed view of
-        `ids` [B, F]. With any bag the values are gathered feature-major, which copies them (4 bytes a lookup, and
+        `ids` [B, F]. With any bag the values are gathered feature-major, which copies them (4 bytes per lookup, and
         8 an offset).
         """
         return Batch(

@@ -30,7 +30,7 @@ Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 class Encoder:
     """Id maps and transforms of one prepared data set, loaded once.
 
-    Memory: about 40 bytes a row of the maps, once each has been used.
+    Memory: about 40 bytes per row of the maps, once each has been used.
     """
 
     def __init__(self, folder: str | Path):

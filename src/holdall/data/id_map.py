@@ -1,9 +1,9 @@
 """Id map of one feature, from raw values to ids, as stored in `ids/<feature>.arrow`.
 
 Row number = id, in popularity order: by count in the training split, descending; equal counts by the value's UTF-8
-bytes, ascending. The `unseen` row (a null value) stands for every value that is not in the map; its count is what
-`rare_below` folded into it, and among equal counts it comes last. A missing value is the empty string. In a folder
-that `holdall order` made, the ids from `ordered_from` on are in another order.
+bytes, ascending. The `unseen` row (a null value) represents every value that is not in the map; its count is the
+total of values rarer than `rare_below`, and among equal counts it comes last. A missing value is the empty string. In a
+folder that `holdall order` made, the ids from `ordered_from` on are in another order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 class IdMap:
     """Values and counts by id, and the lookup of the id of a value.
 
-    The first `apply` builds an index of 12 to 16 bytes a row (sorted hashes and ids); a lookup then takes two binary
+    The first `apply` builds an index of 12 to 16 bytes per row (sorted hashes and ids); a lookup then takes two binary
     searches and one comparison of strings, so it is exact.
     """
 
@@ -48,6 +48,7 @@ class IdMap:
 
     @property
     def num_rows(self) -> int:
+        """Rows of the table: the values, and the unseen row."""
         return len(self.counts)
 
     @property

@@ -105,5 +105,5 @@ def feature_columns(schema: Schema, names: Sequence[str]) -> list[int]:
     singles = [feature.name for feature in schema.features if feature.one_hot]
     for name in names:
         if not schema.feature(name).one_hot:
-            raise DataError(f"feature '{name}' has several ids a row, where one is needed")
+            raise DataError(f"feature '{name}' has several ids per row, where one is needed")
     return [singles.index(name) for name in names]

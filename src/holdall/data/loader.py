@@ -43,7 +43,7 @@ class Loader:
       neighbours stay neighbours, except where an epoch's starting row cuts between them. That is enough when the rows
       of the files are in no particular order; where they are sorted (by user, by time), the gradients of a
       batch are correlated: shuffle while preparing, or use `rows`.
-    - `rows`: a full random permutation; every batch is gathered and copied. Needs 8 bytes a row and random reads, so
+    - `rows`: a full random permutation; every batch is gathered and copied. Needs 8 bytes per row and random reads, so
       it is for sets that fit in memory.
     - `none` (or False): file order.
 

@@ -45,6 +45,7 @@ class SplitRule:
     """Every row of this file is a test row, and `test` is not drawn from the others."""
 
     def draw(self, source: Path, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """The split of each row of `source`, given by row number."""
         if source == self.test_file:
             return np.full(len(numbers), TEST, dtype=np.uint8)
         return draw_splits(numbers, self.seed, self.valid, 0.0 if self.test_file else self.test)

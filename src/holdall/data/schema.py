@@ -24,7 +24,7 @@ FeatureKind = Literal["categorical", "bag", "sequence"]
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One categorical feature: a single id a sample, a bag of ids, or an ordered sequence of ids."""
+    """One categorical feature: a single id per sample, a bag of ids, or an ordered sequence of ids."""
 
     name: str
     num_rows: int
@@ -111,7 +111,7 @@ class Schema:
 
     @property
     def one_hot(self) -> bool:
-        """Whether every feature has exactly one id a sample."""
+        """Whether every feature has exactly one id per sample."""
         return all(feature.one_hot for feature in self.features)
 
     @property

@@ -1,7 +1,7 @@
 """All tables of a model behind one call: `bags(batch.ids) -> [B, F, dim]`.
 
 Dense tables of one type lie end to end in one storage (a `DensePack`), so that a batch is looked up, and its rows are
-updated, in one operation instead of one a table. Compressed tables are looked up in one call where their method can
+updated, in one operation instead of one per table. Compressed tables are looked up in one call where their method can
 (`Table.kernel_group`), and one by one otherwise. A `LookupPlan` groups the features once, when the tables are set.
 """
 

@@ -3,11 +3,11 @@
 A `Route` is the plan for the features at some positions of a batch. It takes the first of these ways that applies:
 
 - one pack has all of the features: one gather;
-- one id a feature on a GPU: kernels of several kinds write into one output (`embedding.dense_frobenius_lookup`);
+- one id per feature on a GPU: kernels of several kinds write into one output (`embedding.dense_frobenius_lookup`);
 - bags of tables of one kernel group: one call pools them all;
-- otherwise one gather a pack, one call a kernel group, and one call for each table that is left.
+- otherwise one gather per pack, one call per kernel group, and one call for each table that is left.
 
-Only what depends on the batch is decided at a call: one id a feature or bags, the device, and whether Triton runs.
+Only what depends on the batch is decided at a call: one id per feature or bags, the device, and whether Triton runs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Route:
         self.positions = every if positions is None else positions
         self._fused, self._every_feature = fused, positions is None
         self.packs: list[PackGroup] = []
-        """Features of packs, one gather a pack."""
+        """Features of packs, one gather per pack."""
         self.only_pack: PackGroup | None = None
         """The pack that has all of the features, where one has."""
         self.mixes = fused and len(set(self.positions)) == len(self.positions)
@@ -77,7 +77,7 @@ class Route:
 
     @cached_property
     def table_groups(self) -> list[TableGroup]:
-        """Unpacked features whose tables share a call, for one id a feature."""
+        """Unpacked features whose tables share a call, for one id per feature."""
         groups: dict[Hashable, list[tuple[int, Table]]] = {}
         for position, table in self.unpacked if self._fused else []:
             key = table.kernel_group()
@@ -91,7 +91,7 @@ class Route:
 
     @cached_property
     def ungrouped(self) -> list[tuple[int, Table]]:
-        """Unpacked features whose tables are called one by one, for one id a feature."""
+        """Unpacked features whose tables are called one by one, for one id per feature."""
         grouped = {position for group in self.table_groups for position in group.positions}
         return [(position, table) for position, table in self.unpacked if position not in grouped]
 
@@ -169,7 +169,7 @@ class LookupPlan:
         return None
 
     def _look_up_traced(self, ids: Ids, positions: Sequence[int] | None, dtype: torch.dtype | None) -> Tensor:
-        """`look_up` of one id a feature as operations on the tables' own parameters, one table after the other."""
+        """`look_up` of one id per feature as operations on the tables' own parameters, one table after the other."""
         chosen = range(len(self.names)) if positions is None else positions
         with torch.autocast("cpu" if ids.values.is_meta else ids.values.device.type, enabled=False):
             found = [look_up_table(self.tables[self.names[position]], ids, position) for position in chosen]

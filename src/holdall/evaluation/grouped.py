@@ -1,6 +1,6 @@
 """Metrics within groups of rows, such as those of one user: AUC, and HR@K and NDCG@K among the rows of the group.
 
-Ties count as in `ranking`. Memory: 12 bytes a row for the order, and the scores of the group that is being read.
+Ties count as in `ranking`. Memory: 12 bytes per row for the order, and the scores of the group that is being read.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ def places(scores: Tensor, labels: Tensor, groups: Tensor) -> tuple[Tensor, Tens
 def grouped_batches(data: DataSet, feature: str, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Batch, Tensor]]:
     """All rows of a split, those with the same id of `feature` one after the other; and that id [B] of each.
 
-    Works for any order of the files; keeps 12 bytes a row, and reads rows as they come up.
+    Works for any order of the files; keeps 12 bytes per row, and reads rows as they come up.
     """
     if not data.schema.feature(feature).one_hot:
-        raise ConfigError(f"rows can be grouped by a feature of one id a sample, '{feature}' has several")
+        raise ConfigError(f"rows can be grouped by a feature of one id per sample, '{feature}' has several")
     column = [f.name for f in data.schema.features if f.one_hot].index(feature)
     parts = [data.columns(i, min(i + (1 << 20), len(data))).ids[:, column] for i in range(0, len(data), 1 << 20)]
     ids = np.concatenate([np.zeros(0, dtype=np.int32), *parts])

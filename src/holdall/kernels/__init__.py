@@ -1,1 +1,1 @@
-"""Operations, one a file: plain-torch reference, fast path, one public function."""
+"""Operations, one per file: plain-torch reference, fast path, one public function."""

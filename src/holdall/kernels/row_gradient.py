@@ -21,7 +21,7 @@ class RowGradient:
     ids: Tensor
     """[L] int64, or int32 where every row number fits."""
     grad: Tensor
-    """[bags, dim], the gradient of the pooled output; never expanded to one row a lookup."""
+    """[bags, dim], the gradient of the pooled output; never expanded to one row per lookup."""
     bag_of: Tensor | None = None
     """[L] int64, the bag each lookup went into; lookup l went into bag l when None."""
     weights: Tensor | None = None

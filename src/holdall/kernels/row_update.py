@@ -99,7 +99,7 @@ def adagrad(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, s
 
 
 def rowwise_adagrad(weight: Tensor, ids: Tensor, grad: Tensor, scalars: UpdateScalars, sum: Tensor) -> None:
-    """s += mean(g^2) over the row; w -= lr * g / (sqrt(s) + eps). `sum` is [R]: one number a row."""
+    """s += mean(g^2) over the row; w -= lr * g / (sqrt(s) + eps). `sum` is [R]: one number per row."""
     rows, grad = _working(weight, ids, grad, scalars.weight_decay)
     total = sum.index_select(0, ids).add_(grad.square().mean(1))
     sum.index_copy_(0, ids, total)

@@ -278,7 +278,7 @@ def _num_splits(trains: Trains, distinct: Distinct, block_p: int) -> int:
 
 
 def prefix_products(trains: Trains, distinct: Distinct, cores: Sequence[Tensor]) -> Tensor:
-    """[P, d1*d2*r2]."""
+    """Products of the first two cores for each distinct prefix, [P, d1*d2*r2]."""
     (d1, d2, _), (r1, r2) = trains.dims, trains.ranks
     products = cores[0].new_empty(distinct.max_prefixes, d1 * d2 * r2)
     blocks = _blocks(trains, "prefixes", columns=d2 * r2, inner=r1)

@@ -8,9 +8,9 @@ Seconds are a latency and a part that grows with the bytes:
 
     T(n, W) = latency * rounds(W) / rounds(W0) + above(n) * wire(W) / wire(W0)
 
-W0 is the number of processes that measured. The latency is the line through the two smallest sizes, at 0 bytes. `above`
-is the rest of the seconds: linear between the measured sizes in the logarithms of both, which is exact for latency +
-bytes / bandwidth, and in proportion below the smallest and beyond the largest size.
+W0 is the number of processes that measured. The latency is the intercept of the line through the two smallest
+measured sizes. `above` is the rest of the seconds: interpolated log-log between measured sizes, which is exact for
+latency + bytes / bandwidth, and extrapolated in proportion outside of them.
 
 | collective | wire(W): bytes sent for each byte | rounds(W), in sequence |
 | --- | --- | --- |

@@ -49,7 +49,7 @@ class DenseWork:
     parameter_bytes: int
     state_bytes: int
     live: tuple[tuple[float, float], ...]
-    """(bytes, bytes a sample) allocated at each operation of a step, beyond parameters and their state."""
+    """(bytes, bytes per sample) allocated at each operation of a step, beyond parameters and their state."""
 
     def step_bytes(self, batch_size: int) -> int:
         """Peak bytes of a step of this batch size."""
@@ -95,7 +95,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def trace_dense_work(config: ModelConfig, schema: Schema, optimizer: str, lengths: Mapping[str, float]) -> DenseWork:
-    """Trace a step of the model on synthetic batches; `lengths` are the lookups a sample of every feature."""
+    """Trace a step of the model on synthetic batches; `lengths` are the lookups per sample of every feature."""
     histories, layers, interaction = [], {}, None
     model: Model | None = None
     for size in SIZES:

@@ -46,7 +46,7 @@ class Explanation:
 
     table: TablePlan
     next_row: float
-    """Average seconds a step that one more hot row would save."""
+    """Average seconds per step that one more hot row would save."""
     best_next: tuple[str, float] | None
     """The table whose next hot row saves the most, and its seconds: it would get the next byte of the device."""
     worst_last: tuple[str, float] | None

@@ -82,7 +82,7 @@ class LookupCounts:
 
     @property
     def per_sample(self) -> float:
-        """Average lookups a sample."""
+        """Average lookups per sample."""
         return self.total / self.num_samples
 
     @cached_property

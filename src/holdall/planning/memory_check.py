@@ -1,4 +1,4 @@
-"""Checks that a plan fits the memory: bytes needed and missing by tier, and errors that name the cure."""
+"""Checks that a plan fits the memory: bytes needed and missing by tier, and errors that name a fix."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shortages(made: Plan, limits: Mapping[str, int]) -> dict[str, int]:
 
 
 def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = False) -> None:
-    """Raise a ConfigError when a plan, which may have been `edited` by hand, does not fit; it names sizes and cures."""
+    """Raise a ConfigError when a plan, which may have been `edited` by hand, does not fit; it names sizes and fixes."""
     short, needed = shortages(made, limits), needed_bytes(made)
     if not short:
         return
@@ -45,14 +45,14 @@ def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = Fa
             f"the edited plan does not fit: it takes {excess}; keep fewer rows there, or raise its caps: "
             f"{', '.join(f'{tier} {at_least(needed[tier])}' for tier in short)}"
         )
-    cures = [f"--{tier}-memory {at_least(needed[tier])}" for tier in short]
+    fixes = [f"--{tier}-memory {at_least(needed[tier])}" for tier in short]
     if made.preset != "auto":
-        cures.append("--preset auto, which moves rows away")
+        fixes.append("--preset auto, which moves rows away")
     else:
-        cures.append("--allow-compression 1/100")
+        fixes.append("--allow-compression 1/100")
     if made.forecast.memory["device"]["step"] > min(short.values()):
-        cures.append("a smaller --batch-size")
-    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {excess}; give {', or '.join(cures)}")
+        fixes.append("a smaller --batch-size")
+    raise ConfigError(f"plan '{made.preset}' does not fit: it takes {excess}; give {', or '.join(fixes)}")
 
 
 def at_least(size: int) -> str:

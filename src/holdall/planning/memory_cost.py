@@ -14,7 +14,7 @@ from holdall.tables import Dense, Method
 from holdall.tiers.staging import buffers_for, with_spare
 
 FIND_BYTES = 34
-"""Most bytes a lookup that finding the rows to fetch allocates: row numbers, places and flags."""
+"""Most bytes per lookup that finding the rows to fetch allocates: row numbers, positions and flags."""
 STAGED_ROW_BYTES = 16
 """Bytes that a GPU records for each row of a staging buffer: its row number, and the buffer and slot that own it."""
 

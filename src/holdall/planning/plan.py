@@ -193,7 +193,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read and validate a plan; errors name the file, the place in it and the cure."""
+        """Read and validate a plan; errors name the file, the key and the fix."""
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist: make it with `holdall plan DATA --out {path}`")
         document = read_json(Path(path), format=FORMAT, version=VERSION, error=ConfigError)

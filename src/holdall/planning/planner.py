@@ -5,7 +5,7 @@
 
 Every host row costs a step the same time, so the hot rows are those that batches look up most often, over all tables.
 Rows on disk cost more time and weigh more. Where host memory cannot hold all tails, it holds those with the most
-fetched rows a byte. What remains is a handful of candidates (all on the device; split, with tails in host memory, on
+fetched rows per byte. What remains is a handful of candidates (all on the device; split, with tails in host memory, on
 disk or some in each; looked up on the host). Each is predicted, and the fastest that fits is chosen. The number of
 candidates does not depend on the number of tables.
 """
@@ -200,7 +200,7 @@ class Planner:
         return Choice("plain", tuple(self._stored(name, compressed, exact.get(name, tables[name])) for name in tables))
 
     def mixes(self, start: Choice, compressed: Mapping[str, Method], share: float, *, cached: bool) -> list[Choice]:
-        """Candidates with some tails in a share of the host memory, by fetched rows a byte, and the others on disk.
+        """Candidates with some tails in a share of the host memory, by fetched rows per byte, and the others on disk.
 
         Where the others do not fit the disk, the largest go to host memory first: that fills it best.
         """

@@ -5,7 +5,7 @@
 
 Everything comes from the planner's cost model (`planning.step_cost`), the expected messages of a strategy
 (`planning.messages`) and the measured links (`planning.collective_cost`). By default each process keeps the samples it
-has in the plan, so more processes train on more samples a step (weak scaling). With `batch_size` the samples of all
+has in the plan, so more processes train on more samples per step (weak scaling). With `batch_size` the samples of all
 processes stay the same (strong scaling).
 
 Work and storage of one process, with W processes of b samples:

@@ -1,4 +1,4 @@
-"""Cost model of a training step: seconds by stage, from distinct rows a batch, bytes a row and measured rates.
+"""Cost model of a training step: seconds by stage, from distinct rows per batch, bytes per row and measured rates.
 
 On a CPU, stages run in sequence. Where two overlap, the longer one hides the part `hardware.overlap` of the shorter
 one. On a GPU a step is a CUDA graph, and with prefetching four things run concurrently: the host, the computation, the

@@ -6,7 +6,7 @@
     cut.shares()          # of the exchange's seconds, by kind of message
 
 A cold row sends its id, its values and its gradient in all-to-alls in each step in which a process touches it: with
-probability p = 1 - (1 - q)^n, for n lookups a step. A hot row sends its gradient in every all-reduce, touched or not;
+probability p = 1 - (1 - q)^n, for n lookups per step. A hot row sends its gradient in every all-reduce, touched or not;
 or, where gathering the touched rows sends fewer bytes, W - 1 times its gradient with probability p. Either way a row
 with a larger p gains more from being hot, whichever table it is in. So the rows of all tables are sorted by p, and only
 the number of hot rows is searched: the seconds of every cut along that order are predicted, and the first minimum is

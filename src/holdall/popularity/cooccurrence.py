@@ -1,6 +1,6 @@
 """Co-occurrence graph of the ids in the tail of a table, counted in bounded memory.
 
-Two lookups are together when they are in one bag or sequence, or, for features of one id a sample, when their samples
+Two lookups are together when they are in one bag or sequence, or, for features of one id per sample, when their samples
 are less than a window apart in the file: such samples are often in one batch. Each lookup is paired with at most
 `partners` later ones, so the work is linear in the lookups. At most `max_edges` edges are counted, so the memory is
 bounded: when there are more, the least popular ids are left out.

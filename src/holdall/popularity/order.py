@@ -48,7 +48,7 @@ class OrderConfig:
     hot_by: Literal["rows", "lookups"] = "rows"
     """Unit of `hot`: a share of the rows of a table (EL-Rec), or of the lookups, which its most popular ids take."""
     window: int = 512
-    """Samples less than this apart in the files count as together, for features of one id a sample."""
+    """Samples less than this apart in the files count as together, for features of one id per sample."""
     partners: int = 8
     """Most later lookups that each lookup is linked with, drawn when the window or bag has more."""
     min_rows: int = 1000

@@ -2,7 +2,7 @@
 
 The first pass counts ids, follows reuse times and compares windows; the second, which knows the counts, finds for every
 input its coldest lookup. Ids are in popularity order, so the top k ids are the ids below k and nothing is sorted.
-Memory: 16 bytes a table row (24 with a sample), at most 4 MB a feature for reuse times, and a block of rows.
+Memory: 16 bytes per table row (24 with a sample), at most 4 MB a feature for reuse times, and a block of rows.
 
 A sample is blocks of consecutive rows drawn at random within each window. Its coverage curve is unbiased, since which
 ids are the top k does not depend on it. Hot inputs are cross-fitted: rows are hot by the counts of one half of the

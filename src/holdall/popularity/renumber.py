@@ -1,6 +1,6 @@
 """A data set folder with other ids: every file that holds ids, rewritten one file at a time.
 
-Memory: a file of a split (`rows_per_file` rows), the new ids of all tables (4 bytes a row) and one id map.
+Memory: a file of a split (`rows_per_file` rows), the new ids of all tables (4 bytes per row) and one id map.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class RenumberedFolder:
                 )
 
     def order_of(self, feature: str) -> Bijection | None:
+        """The new order of the feature's table; None if its ids stay."""
         found = self.schema.feature(feature)
         return self.orders.get(found.table or found.name)
 

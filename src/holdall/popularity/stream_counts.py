@@ -1,11 +1,11 @@
 """Popularity of a raw stream in bounded memory: one pass, whatever the number of rows and ids.
 
-Of every feature a `HeavyHitters` table counts the frequent ids and a `DistinctSample` stands for the rest; together
-they give the whole curve, with bounds that are certain. Which inputs are fully hot is judged on a random sample of
-rows that is kept (`RowReservoir`), since hot rows are known at the end only.
+Of every feature a `HeavyHitters` table counts the frequent ids and a `DistinctSample` represents the remaining ids;
+together they give the whole curve, with deterministic bounds. Fully hot inputs are counted in a random sample of rows
+that is kept (`RowReservoir`), since hot rows are known at the end only.
 
-With `sample`, the kept rows are of slices of the stream that are not counted: ids are hot by the other slices, so the
-coverage is that of the hot set the sample finds, measured on rows it has not seen, with an interval over slices.
+With `sample`, the kept rows are of slices of the stream that are not counted. Hot ids are chosen on the counted slices
+and evaluated on these held-out slices; the interval of the coverage is over slices.
 """
 
 from __future__ import annotations

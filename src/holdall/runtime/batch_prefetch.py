@@ -1,4 +1,4 @@
-"""Batch prefetching to a GPU: a thread draws, checks and pins batches, and a stream copies them one ahead."""
+"""Batch prefetching to a GPU: a thread reads, checks and pins batches, and a stream copies them one ahead."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class ClusteredTable(Table):
         turn = torch.arange(clusters, device=device).to(index_dtype(clusters))
         assignment = torch.empty(num_rows, dtype=turn.dtype, device=device)
         whole = num_rows // clusters * clusters
-        assignment[:whole].view(-1, clusters).copy_(turn)  # modulo, without a temporary of 8 bytes a row
+        assignment[:whole].view(-1, clusters).copy_(turn)  # modulo, without a temporary of 8 bytes per row
         assignment[whole:] = turn[: num_rows - whole]
         self.register_buffer("assignment", assignment)
         self.assignment: Tensor
@@ -152,7 +152,7 @@ class ClusteredTable(Table):
             return None
         if counts.shape != (self.num_rows,) or bool((counts < 0).any()):
             raise ConfigError(
-                f"counts must be {self.num_rows} numbers of at least 0, one a row, not a tensor of shape "
+                f"counts must be {self.num_rows} numbers of at least 0, one per row, not a tensor of shape "
                 f"{tuple(counts.shape)} with least value {counts.min().item() if counts.numel() else None}"
             )
         return counts.to(self.device, torch.float64)

@@ -35,7 +35,7 @@ def quantiles(device: torch.device) -> Tensor:
 
 
 def initial_rows(rows: Tensor, dim: int, seed: int | Tensor, std: float | Tensor) -> Tensor:
-    """[U, dim] float32: the initial values of rows [U] int64; `seed` and `std` are those of a table, or one a row."""
+    """[U, dim] float32: the initial values of rows [U] int64; `seed` and `std` are those of a table, or one per row."""
     num_hashes = -(-dim // 4)
     keys = hash_ids(rows, 0) ^ seed
     hashes = hash_ids(keys[:, None] + torch.arange(num_hashes, device=rows.device), 1)

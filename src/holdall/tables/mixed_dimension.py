@@ -27,7 +27,7 @@ from holdall.tables.table import Table
 class MixedDimension(Method):
     """`row_i = N[i] @ P` with a narrow N [num_rows, k] and one projection P [k, dim]; no projection when k >= dim.
 
-    The table has rank k. It takes `k * (num_rows + dim)` numbers, and `2 * k * dim` flops a row: in sum and mean mode
+    The table has rank k. It takes `k * (num_rows + dim)` numbers, and `2 * k * dim` flops per row: in sum and mean mode
     narrow rows are pooled before they are widened, so that is per bag. With `bits`, a narrow row takes
     `k * bits / 8 + 8` bytes.
     """

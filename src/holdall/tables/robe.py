@@ -69,7 +69,7 @@ class Robe(Method):
 
     @classmethod
     def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Robe:
-        """As large an array as fits, at most the dense table's, in four blocks a row, or more of at most 16 numbers.
+        """As large an array as fits, at most the dense table's, in four blocks per row, or more of at most 16 numbers.
 
         Block sizes are chosen so that the last block of a row is as full as possible.
         """

@@ -1,4 +1,4 @@
-"""JL-sketch table: a few numbers a row, mapped to the full dim by the transpose of a fixed random transform."""
+"""JL-sketch table: a few numbers per row, mapped to the full dim by the transpose of a fixed random transform."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Sketch(Method):
 
     @classmethod
     def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Sketch:
-        """As many stored numbers a row as fit beside the transform, at most `dim`, in one chunk."""
+        """As many stored numbers per row as fit beside the transform, at most `dim`, in one chunk."""
         smallest = 4 * (num_rows + dim)
         require(
             num_bytes >= smallest,

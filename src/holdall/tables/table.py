@@ -116,7 +116,7 @@ class Table(nn.Module):
     def pool_many(tables: Sequence[Any], ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor | None:
         """Pooled bags [B, T, dim] of T tables of one `kernel_group` and mode; None: one table after the other.
 
-        Bags are table-major: `offsets` [T * B + 1] of ids [L], or one id a bag when None; `weights` [L].
+        Bags are table-major: `offsets` [T * B + 1] of ids [L], or one id per bag when None; `weights` [L].
         """
         return None
 

@@ -16,9 +16,9 @@ from holdall.tables.tensor_train import TensorTrain, TensorTrainTable
 class TensorRing(TensorTrain):
     """`row(id) = trace(G1[i1] G2[i2] ... GN[iN])`: the train's digits and factors, with r_0 = r_N = rank and a trace.
 
-    No core is an end, so all have rank^2 numbers a slice: the sum of n_k * d_k * rank^2. At equal rank it represents
-    every tensor train and costs rank times its flops. At equal bytes three cores have 1/sqrt(3) of the train's rank R,
-    and about R/5 times its flops. Every rank is the one given: rings have no rule for cutting one.
+    There are no boundary cores: all have rank^2 values per slice, the sum of n_k * d_k * rank^2. At equal rank it
+    represents every tensor train and costs rank times its flops. At equal bytes three cores have 1/sqrt(3) of the
+    train's rank R, and about R/5 times its flops. All ranks equal `rank`; it is not reduced for small cores.
     """
 
     name: ClassVar[str] = "tensor_ring"

@@ -85,7 +85,7 @@ class TensorTrain(Method):
         require(
             prod(self.dim_shape) == dim,
             self.name,
-            f"dim_shape {self.dim_shape} makes {prod(self.dim_shape)} numbers a row, but dim is {dim}; "
+            f"dim_shape {self.dim_shape} makes {prod(self.dim_shape)} numbers per row, but dim is {dim}; "
             f"{dim_factors(dim, self.cores)} would do",
         )
         return self.dim_shape

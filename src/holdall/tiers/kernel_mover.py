@@ -1,8 +1,8 @@
-"""Row mover by kernels that read and write pinned host memory, without the host learning which rows they are.
+"""Row mover by kernels that read and write pinned host memory; row numbers stay on the device.
 
 All host rows of the pack are pinned for that. Finding a step's rows and their owners, fetching them and writing them
-back are then a dozen launches that wait for nothing. The host reads back one thing, some steps later: how many rows
-there were, and so whether they fitted. See `holdall.kernels.host_rows_triton`.
+back are then a dozen launches that wait for nothing. The host reads only the number of rows, a few steps
+later, to detect overflow. See `holdall.kernels.host_rows_triton`.
 
 The working sets of one staging buffer share their tensors, at fixed addresses, so that the launches can be captured in
 CUDA graphs and replayed.

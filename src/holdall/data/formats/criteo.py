@@ -1,4 +1,4 @@
-"""Layout of the Criteo click log: a label, 13 integers and 26 categorical values a line, separated by tabs.
+"""Layout of the Criteo click log: a label, 13 integers and 26 categorical values per line, separated by tabs.
 
 Criteo Kaggle and Criteo Terabyte share it. Missing values are empty. Values are not changed: the hexadecimal strings
 are names, not numbers, and a quote is a character like any other. `data.read_text` parses the lines; `data.passes`

@@ -1,4 +1,4 @@
-"""Text files of whole-number ids: columns of them, lists of them a line, and attributes by id.
+"""Text files of whole-number ids: columns of ids, lists of ids per line, and attributes per id.
 
 Every line is read whole or refused with its number and the reason. The first kind is parsed by polars a block at a time
 (MovieLens-25M); the others are small and parsed line by line.
@@ -27,7 +27,7 @@ STAND_IN = "\x1f"  # for separators of more than one character, which no CSV par
 def read_id_columns(
     path: Path, columns: Sequence[str], names: Sequence[str] = (), separator: str = "\t"
 ) -> Iterator[tuple[Ints, list[Refused]]]:
-    """[R, C] values of the named columns, a block at a time, and the lines refused. No `names`: there is a header."""
+    """[R, C] values of the named columns, a block at a time, and the lines refused. Empty `names`: a header."""
     pl = import_polars()
     text = TextFormat(separator=separator if len(separator) == 1 else STAND_IN, header=not names, columns=tuple(names))
     blocks = without_mark(read_blocks(path), text)

@@ -1,6 +1,6 @@
 """`host`: tables are stored and looked up on the host, as in the hybrid mode of DLRM.
 
-Pooled vectors are copied to the device and their gradients back: 2 * features * dim numbers a sample cross the bus.
+Pooled vectors are copied to the device and their gradients back: 2 * features * dim numbers per sample cross the bus.
 """
 
 from __future__ import annotations
