@@ -292,3 +292,26 @@ def test_a_gradient_penalty_on_parameters(method: Method, sparse: bool) -> None:
 def test_sparse_is_true_or_false() -> None:
     with pytest.raises(ConfigError, match="sparse must be True or False, not 'yes'"):
         TensorTrain(rank=2).build(37, 8, sparse="yes")
+
+
+@methods
+def test_a_negative_padding_idx_counts_from_the_end(method: Method) -> None:
+    tables = [build(method, padding_idx=index) for index in (-3, 34)]
+    assert [table.padding_idx for table in tables] == [34, 34]
+    bags = torch.tensor([[34, 34], [34, 5]])
+    pooled = tables[0](bags)
+    assert not pooled[0].any()
+    torch.testing.assert_close(pooled[1], tables[0].rows(torch.tensor(5)))
+
+
+def test_a_padding_idx_beyond_the_rows_is_refused() -> None:
+    Dense().build(10, 4, padding_idx=-10)
+    for index in (10, -11):
+        with pytest.raises(ConfigError, match=f"padding_idx {index} is not a row of a table of 10 rows"):
+            Dense().build(10, 4, padding_idx=index)
+
+
+@methods
+def test_rows_of_integers_are_refused(method: Method) -> None:
+    with pytest.raises(ConfigError, match=r"floating-point numbers, not torch\.int8"):
+        method.build(37, 8, dtype=torch.int8)

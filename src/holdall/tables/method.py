@@ -7,7 +7,7 @@ evaluated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -35,7 +35,7 @@ class TableOptions:
 
     mode: Mode = "sum"
     padding_idx: int | None = None
-    """Id that contributes nothing to its bag and gets no gradient."""
+    """Id that contributes nothing to its bag and gets no gradient; a negative one counts from the end, as in torch."""
     include_last_offset: bool = False
     sparse: bool = False
     """Whether gradients of row parameters are sparse. False works with every torch optimizer, but costs memory and time
@@ -80,8 +80,14 @@ class Method(ABC):
             raise ConfigError(f"mode must be 'sum', 'mean' or 'max', not {parsed.mode!r}")
         if not isinstance(parsed.sparse, bool):
             raise ConfigError(f"sparse must be True or False, not {parsed.sparse!r}")
-        if parsed.padding_idx is not None and not 0 <= parsed.padding_idx < num_rows:
-            raise ConfigError(f"padding_idx {parsed.padding_idx} is not a row of a table of {num_rows} rows")
+        if not parsed.dtype.is_floating_point:
+            raise ConfigError(
+                f"rows of {self.name} tables are floating-point numbers, not {parsed.dtype}: convert them"
+            )
+        if parsed.padding_idx is not None:
+            if not -num_rows <= parsed.padding_idx < num_rows:
+                raise ConfigError(f"padding_idx {parsed.padding_idx} is not a row of a table of {num_rows} rows")
+            parsed = replace(parsed, padding_idx=parsed.padding_idx % num_rows)
         return self._build(num_rows, dim, parsed)
 
     @classmethod
