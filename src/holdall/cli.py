@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 import os
 import sys
@@ -347,14 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.remove("--debug")
     plain_format, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
-        commands = _with_settings_file(given)
-        tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="holdall",
-            description="Train recommendation models whose embedding tables do not fit the hardware.",
-            args=given,
-            config=(tyro.conf.PositionalMetavarFromFieldName,),
-        )
+        _parse(given)()
     except HoldallError as error:
         if debug:
             raise
@@ -372,6 +367,43 @@ def main(arguments: Sequence[str] | None = None) -> None:
         warnings.formatwarning = plain_format
 
 
+def _parse(given: Sequence[str]) -> Callable[[], None]:
+    """The command of these words, ready to run.
+
+    tyro prints every `ValueError` of a settings class in a box of its own and exits. Our errors are such, but end as
+    all others of ours do, so its words are held back until it is clear that the error is not ours.
+    """
+    commands = _with_settings_file(given)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.extras.subcommand_cli_from_dict(
+                commands,
+                prog="holdall",
+                description="Train recommendation models whose embedding tables do not fit the hardware.",
+                args=given,
+                config=(tyro.conf.PositionalMetavarFromFieldName,),
+            )
+    except SystemExit as stop:
+        cause: BaseException | None = stop
+        while cause is not None and not isinstance(cause, HoldallError):
+            cause = cause.__context__
+        if cause is not None:
+            raise cause from None
+        print(said.getvalue(), end="", file=sys.stderr)
+        raise
+
+
+def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """`command` with its signature, which returns a call of it instead of running it."""
+
+    @functools.wraps(command)
+    def call(*args: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(command, *args, **options)
+
+    return call
+
+
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
@@ -381,9 +413,9 @@ def _format_warning(
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
-def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., None]]:
-    """The commands; `--config FILE`, if given, sets the defaults of the one to run."""
-    commands = dict(COMMANDS)
+def _with_settings_file(given: Sequence[str]) -> dict[str, Callable[..., Callable[[], None]]]:
+    """The commands, deferred; `--config FILE`, if given, sets the defaults of the one to run."""
+    commands = {name: _deferred(command) for name, command in COMMANDS.items()}
     command = given[0] if given else "--help"
     if command not in commands:
         if not command.startswith("-"):
