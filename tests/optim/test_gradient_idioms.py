@@ -328,6 +328,31 @@ def test_autograd_grad_of_packed_tables_is_refused_and_collects_nothing() -> Non
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_that_would_not_be_called_is_refused(hook: str) -> None:
+    """Without packs it is called; with them, autograd has no gradient to call it with."""
+    packed, plain = both("sgd")
+    called = []
+    for model, _ in (packed, plain):
+        getattr(model.bags.table("b").weight, hook)(lambda *_: called.append(1))
+    loss_of(plain[0], 0).backward()
+    assert called == [1]
+    with pytest.raises(ConfigError, match="the weight of table 'b' has a hook for its gradient, which is not called"):
+        loss_of(packed[0], 0).backward()
+
+
+def test_weights_of_lookups_learn_or_are_refused() -> None:
+    packed, plain = both("sgd")
+    weights = torch.ones(3, 6, dtype=torch.float64, requires_grad=True)
+    ids = Ids(batch(0).values, None, 3, weights)
+    plain[0](ids).sum().backward()
+    assert weights.grad is not None
+    with pytest.raises(ConfigError, match="weights of lookups have no gradient where the tables have an optimizer"):
+        packed[0](ids)
+    with torch.no_grad():
+        torch.testing.assert_close(packed[0](ids), plain[0](ids))
+
+
 def test_gradients_do_not_keep_a_model_alive() -> None:
     model, optimizers = both()[0]
     loss_of(model, 0).backward()

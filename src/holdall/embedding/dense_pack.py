@@ -120,6 +120,12 @@ class DensePack:
 
     def _renew(self, weights: Sequence[Tensor]) -> None:
         """Drop the gradients that no `weight.grad` stands for, adopt those found in its place, and stand in anew."""
+        for name, weight in zip(self.tables, weights, strict=True):
+            if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
+                raise ConfigError(
+                    f"the weight of table '{name}' has a hook for its gradient, which is not called where gradients "
+                    f"are collected by row: remove it, or build EmbeddingBags with fused=False"
+                )
         if not self._stand_ins:
             self._stand_ins = [CollectedGradient(self, n, w) for n, w in zip(self.tables, weights, strict=True)]
         others = {

@@ -46,6 +46,11 @@ def look_up_pack(group: PackGroup, ids: Ids) -> Tensor:
     """Pooled vectors [B, F', dim] of a group's features."""
     pack = group.pack
     pack.repack()
+    if ids.weights is not None and ids.weights.requires_grad and torch.is_grad_enabled():
+        raise ConfigError(
+            "weights of lookups have no gradient where the tables have an optimizer: detach them, or build "
+            "EmbeddingBags with fused=False"
+        )
     if takes_triton("the lookup", pack.storage, fits=pack.fits_kernels) and (ids.offsets is None or group.whole_batch):
         return _look_up_fused(group, ids)
     if ids.offsets is None and ids.weights is None:
