@@ -131,6 +131,26 @@ def test_tables_of_a_copy_are_views_of_its_own_storage(duplicate: Callable[[Any]
     assert pack.tables["a"] is twin.bags.table("a")
 
 
+@pytest.mark.parametrize("name", ["sgd", "rowwise_adagrad", "adam"])
+def test_state_dicts_continue_to_the_same_model(name: str) -> None:
+    """Also through a file that `torch.load` reads without running code."""
+    model, optimizers = trained(name)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizers": optimizers.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = Model()
+    resumed.load_state_dict(saved["model"])
+    continued = Optimizers(resumed, OptimizerConfig(name=name, lr=0.05))
+    continued.load_state_dict(saved["optimizers"])
+    train(model, optimizers, range(3, 6))
+    train(resumed, continued, range(3, 6))
+    assert_equal(state(resumed), state(model))
+    other = Optimizers(Model(), OptimizerConfig(name="adagrad"))
+    with pytest.raises(ConfigError, match=r"the state of another model or optimizer: '.*' differs"):
+        other.load_state_dict(saved["optimizers"])
+
+
 def test_a_model_with_rows_in_several_places_is_not_copied() -> None:
     model = Model()
     place(model, {"a": 4, "b": 7}, "cpu")

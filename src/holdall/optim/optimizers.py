@@ -225,3 +225,21 @@ class Optimizers:
             state = {} if self._torch is None else self._torch.state[parameter]
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """State as torch's optimizers have it: tensors by name (not copied) and the number of steps."""
+        tensors = self.tensors()
+        if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
+            raise ConfigError("optimizer state of rows that are in several places is saved by checkpoints only")
+        return {"step_count": self.step_count, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy the state of `state_dict` into this one, of the same model and optimizer."""
+        own, given = self.state_dict()["tensors"], state["tensors"]
+        wrong = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
+        if wrong:
+            raise ConfigError(f"this is the state of another model or optimizer: '{wrong[0]}' differs")
+        with torch.no_grad():
+            for name, tensor in own.items():
+                tensor.copy_(given[name])
+        self.step_count = state["step_count"]
