@@ -56,6 +56,8 @@ def parameters(
     "options",
     [
         {"optimizer": "sgd"},
+        {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.001},
+        {"optimizer": "adamw", "weight_decay": 0.01, "clip_norm": 0.05},
         {"optimizer": "adagrad", "clip_norm": 0.05},
         {"optimizer": "rowwise_adagrad", "precision": "bf16", "compile": True},
         {"optimizer": "adam", "table_dtype": "bf16", "stochastic_rounding": True},
