@@ -301,7 +301,7 @@ def test_bad_settings_name_the_cure() -> None:
         ConfigError, match=r"row_shape .* makes 7880400 rows, but the table has 7912889; \(199, 199, 200\)"
     ):
         TensorTrain(rank=4, row_shape=(199, 200, 198)).build(7_912_889, 16)
-    with pytest.raises(ConfigError, match=r"makes 18 numbers a row, but dim is 16; \(2, 2, 4\) would do"):
+    with pytest.raises(ConfigError, match=r"makes 18 numbers per row, but dim is 16; \(2, 2, 4\) would do"):
         TensorTrain(rank=4, dim_shape=(3, 3, 2)).num_parameters(100, 16)
 
 
