@@ -31,8 +31,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import kernel_path
 from holdall.kernels.side_stream import one_after_the_other
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES, OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES, RECORDS
 
 
 class Step:
@@ -96,7 +96,7 @@ def measure(size: int, optimizer: str, bandwidth: float) -> dict[str, Any]:
     fused, plain = Step(optimizer, size, "triton"), Step(optimizer, size, "torch")
     starts = torch.tensor([*fused.bags.packs[0].starts.values()], device="cuda")
     distinct = int((fused.ids.t() + starts).unique().numel())
-    width = 1 + RECORDS[optimizer].row_state_bytes(DIM) / (4 * DIM)  # a row with its state, in rows
+    width = 1 + OPTIMIZER_KINDS[optimizer].row_state_bytes(DIM) / (4 * DIM)  # a row with its state, in rows
     num_bytes = 4 * DIM * (2 * size * len(CARDINALITIES) + distinct * (1 + 2 * width))
     floor = num_bytes / bandwidth * 1e3
     sides = {"triton": fused.eager, "triton, one graph": fused.graph(), "torch": plain.eager}

@@ -15,8 +15,8 @@ from holdall.distributed.processes import process_group
 from holdall.distributed.row_gradient_exchange import exchange_row_gradients
 from holdall.models.model import Model
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from holdall.tables import Frobenius, Hashed, Method, TensorTrain
 from tests.tiers import small
 

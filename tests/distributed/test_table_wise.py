@@ -17,8 +17,8 @@ from holdall.distributed.processes import default_processes
 from holdall.distributed.table_wise import TableWiseBags, assign_tables
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from holdall.tables import QuotientRemainder
 from tests.distributed import shares
 from tests.distributed.shares import ROWS

@@ -17,8 +17,8 @@ from holdall.distributed.processes import default_processes
 from holdall.distributed.shards import Shards
 from holdall.distributed.two_fold import TwoFold, two_fold
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from tests.distributed import shares
 from tests.distributed.shares import ROWS
 from tests.distributed.spawn import spawn

@@ -6,13 +6,13 @@ import sys
 
 import torch
 
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from tests.kernels import dense_frobenius_checks, frobenius_checks, host_rows_checks, train_checks, triton_checks
 
 
 def tables() -> None:
     """Dense and Frobenius tables, and the interaction."""
-    for optimizer in RECORDS:
+    for optimizer in OPTIMIZER_KINDS:
         triton_checks.check_update(optimizer, num_lookups=333, num_rows=41, dim=20, kind="long runs", device="cuda")
     triton_checks.check_norm(333, 41, 20, "long runs", "cuda")
     triton_checks.check_stochastic("sgd", torch.bfloat16, "cuda")

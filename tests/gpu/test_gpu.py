@@ -14,8 +14,8 @@ from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import UpdateRule, UpdateScalars
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES, OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES, RECORDS
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
@@ -28,7 +28,7 @@ if not HAS_TRITON:
 from tests.kernels import triton_checks as checks
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("dim", [100, 128])
 @pytest.mark.parametrize("kind", ["random", "one row", "long runs", "distinct"])
 def test_updates(optimizer: str, dim: int, kind: str) -> None:

@@ -15,8 +15,8 @@ from holdall.data.batch import Batch, Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.dispatch import HAS_TRITON, kernel_path
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import RECORDS
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.cuda_graph import capture, forbid_synchronization
 from holdall.tables import Frobenius, HotCold
@@ -179,7 +179,7 @@ def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch
     checks.check_stochastic(optimizer, dtype, "cuda")
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 def test_settings_on_the_device(optimizer: str) -> None:
     checks.check_settings_on_the_device(optimizer, "cuda")
 

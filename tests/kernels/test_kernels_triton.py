@@ -12,7 +12,7 @@ if not HAS_TRITON:
 if not INTERPRETED:
     pytest.skip("Triton's interpreter is off: set TRITON_INTERPRET=1", allow_module_level=True)
 
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from tests.kernels import triton_checks as checks
 
 
@@ -30,7 +30,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(row_update_triton.LONG_RUNS, "blocks", 4)
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize(
     ("kind", "num_lookups", "dim"),
     [("random", 1, 8), ("random", 37, 13), ("one row", 40, 32), ("long runs", 61, 9), ("distinct", 33, 8)],
@@ -39,7 +39,7 @@ def test_updates(optimizer: str, kind: str, num_lookups: int, dim: int) -> None:
     checks.check_update(optimizer, num_lookups=num_lookups, num_rows=41, dim=dim, kind=kind)
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("kind", ["one row", "long runs"])
 def test_updates_with_weight_decay(optimizer: str, kind: str) -> None:
     checks.check_update(optimizer, num_lookups=40, num_rows=41, dim=13, kind=kind, weight_decay=0.3)
@@ -74,7 +74,7 @@ def test_pool(weighted: bool, mean: bool) -> None:
     checks.check_pool(1, 1, 128, weighted=weighted, mean=mean)
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 def test_settings_on_the_device(optimizer: str) -> None:
     checks.check_settings_on_the_device(optimizer)
 
@@ -85,7 +85,7 @@ def test_norm_of_summed_gradients(num_lookups: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 def test_stochastic_rounding_is_that_of_plain_torch(optimizer: str, dtype: torch.dtype) -> None:
     checks.check_stochastic(optimizer, dtype)
 

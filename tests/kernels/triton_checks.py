@@ -11,7 +11,7 @@ from torch import Tensor
 from holdall.kernels.interaction import dot_interaction_reference, interaction_width
 from holdall.kernels.row_gradient import RowGradient, sum_by_row_reference
 from holdall.kernels.row_update import DeviceScalars, UpdateScalars
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 
 SCALARS = UpdateScalars(lr=0.1, eps=1e-3, betas=(0.8, 0.95), step=3, momentum=0.7)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -67,8 +67,8 @@ def check_update(
         torch.rand(num_lookups, generator=generator).to(device) if weighted else None,
     )
     weight = torch.randn(num_rows, dim, generator=generator).to(weight_dtype).to(device)
-    record = RECORDS[optimizer]
-    states = [torch.rand(s.shape, generator=generator).to(device) for s in record.row_state(weight).values()]
+    kind = OPTIMIZER_KINDS[optimizer]
+    states = [torch.rand(s.shape, generator=generator).to(device) for s in kind.row_state(weight).values()]
     expected = [tensor.double().cpu() for tensor in (weight, *states)]
     exact = RowGradient(
         ids,
@@ -79,8 +79,8 @@ def check_update(
     before = weight.clone()
     touched, summed = sum_by_row_reference(exact)
     scalars = replace(SCALARS, weight_decay=weight_decay)
-    record.row_update(expected[0], touched, summed, scalars, *expected[1:])
-    update_rows(record.row_rule, weight, states, gradient, scalars)
+    kind.row_update(expected[0], touched, summed, scalars, *expected[1:])
+    update_rows(kind.row_rule, weight, states, gradient, scalars)
     assert error(weight, expected[0]) < TOLERANCE[weight_dtype], optimizer
     for state, wanted in zip(states, expected[1:], strict=True):
         assert error(state, wanted) < TOLERANCE[torch.float32], optimizer
@@ -181,18 +181,18 @@ def check_settings_on_the_device(optimizer: str, device: str = "cpu") -> None:
     generator = torch.Generator().manual_seed(3)
     ids = some_ids("long runs", 61, 20, generator).to(device)
     grad = torch.randn(61, 12, generator=generator).to(device)
-    record = RECORDS[optimizer]
+    kind = OPTIMIZER_KINDS[optimizer]
     results = []
     for on_device in (False, True):
         weight = torch.ones(20, 12, device=device)
-        states = [torch.ones_like(state) for state in record.row_state(weight).values()]
+        states = [torch.ones_like(state) for state in kind.row_state(weight).values()]
         if on_device:
             rates = torch.tensor([0.1, 1 - 0.8**3, 1 - 0.95**3], device=device)
             given = DeviceScalars(rates=rates, scale=torch.tensor(0.25, device=device))
             host = UpdateScalars(eps=SCALARS.eps, betas=SCALARS.betas, momentum=SCALARS.momentum)
-            update_rows(record.row_rule, weight, states, RowGradient(ids, grad), host, given)
+            update_rows(kind.row_rule, weight, states, RowGradient(ids, grad), host, given)
         else:
-            update_rows(record.row_rule, weight, states, RowGradient(ids, grad * 0.25), SCALARS)
+            update_rows(kind.row_rule, weight, states, RowGradient(ids, grad * 0.25), SCALARS)
         results.append([weight, *states])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
@@ -218,17 +218,17 @@ def check_stochastic(optimizer: str, dtype: torch.dtype, device: str = "cpu") ->
     generator = torch.Generator().manual_seed(0)
     ids = torch.randperm(60, generator=generator)[:40]
     grad = torch.randn(40, 12, generator=generator)
-    record, scalars = RECORDS[optimizer], replace(SCALARS, lr=2.0**-9, rounding=keys(7, 5))
+    kind, scalars = OPTIMIZER_KINDS[optimizer], replace(SCALARS, lr=2.0**-9, rounding=keys(7, 5))
     results = []
     for fused in (False, True):
         weight = torch.ones(60, 12, dtype=dtype).to(device)
-        states = [torch.ones_like(state) for state in record.row_state(weight).values()]
+        states = [torch.ones_like(state) for state in kind.row_state(weight).values()]
         if fused:
-            update_rows(record.row_rule, weight, states, RowGradient(ids.to(device), grad.to(device)), scalars)
+            update_rows(kind.row_rule, weight, states, RowGradient(ids.to(device), grad.to(device)), scalars)
         else:
             ordered = ids.sort()
             summed = grad[ordered.indices].to(device)
-            record.row_update(weight, ordered.values.to(device), summed, scalars, *states)
+            kind.row_update(weight, ordered.values.to(device), summed, scalars, *states)
         results.append(weight)
     differs = results[0] != results[1]
     assert int(differs.sum()) <= 2  # a last bit of float32 apart, on the edge of a draw

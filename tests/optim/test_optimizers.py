@@ -10,8 +10,8 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from holdall.tables import Hashed, Quantized
 
 ROWS = {"a": 50, "b": 7}

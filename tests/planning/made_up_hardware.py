@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdall.data.schema import DenseColumn, Feature, Schema
-from holdall.optim.records import MEASURED
+from holdall.optim.optimizer_kinds import MEASURED
 from holdall.planning.lookup_counts import LookupCounts
 from holdall.planning.machine.hardware import (
     Captured,

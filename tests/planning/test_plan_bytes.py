@@ -11,8 +11,8 @@ from holdall.data.schema import Feature
 from holdall.models import DCNConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import RECORDS
 from holdall.planning.config import PlanConfig
 from holdall.planning.dense_work import LiveBytes, _batch, _step, trace_dense_work
 from holdall.planning.memory_cost import compressed_bytes
@@ -34,7 +34,7 @@ def state_bytes(optimizers: Optimizers) -> int:
     return sum(tensor.nbytes for tensor in optimizers.tensors().values())
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("case", [name for name, method in CASES.items() if not isinstance(method, Dense)])
 def test_compressed_tables(case: str, optimizer: str) -> None:
     table = CASES[case].build(777, 8)
@@ -47,7 +47,7 @@ def test_compressed_tables(case: str, optimizer: str) -> None:
     assert found.state == state_bytes(made)
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("config", [DLRMConfig(dim=8, bottom=(16,), top=(32, 8)), DCNConfig(dim=8, top=(16,))])
 def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer: str) -> None:
     """The rehearsal has seen batches of 16 and 32; this is one of 500."""
@@ -107,14 +107,14 @@ def bare(config: PlanConfig) -> int:
     return made.total("device")
 
 
-@pytest.mark.parametrize("optimizer", RECORDS)
+@pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("where", ["el-rec", "mixed"])
 def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, where: str, tmp_path: Path) -> None:
     """Compressed tables beside tails in memory; and tails in memory beside others on disk."""
     chosen = OptimizerConfig.of_record(optimizer)
     config = replace(SMALL, optimizer=chosen.name, momentum=chosen.momentum, prefetch=prefetch)
-    extra = 30_000 + 35_000 * sum(not slot.per_row for slot in RECORDS[optimizer].row_slots)
+    extra = 30_000 + 35_000 * sum(not slot.per_row for slot in OPTIMIZER_KINDS[optimizer].row_slots)
     extra += 5_000 * (optimizer == "rowwise_adagrad")
     config = replace(config, device_memory=str(bare(config) + extra * (1 + prefetch)), host_memory="1GB")
     made = plan_tables(schema_of(ROWS), lookups(ROWS), replace(config, preset="el-rec"), hardware())

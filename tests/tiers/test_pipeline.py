@@ -18,8 +18,8 @@ from holdall.common.errors import ConfigError, TierError
 from holdall.data.batch import Batch
 from holdall.kernels.host_rows import BUFFER_SHIFT, find_in_buffers
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, place
 from holdall.tiers.staging import buffers_for

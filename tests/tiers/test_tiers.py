@@ -12,8 +12,8 @@ from holdall.common.errors import CheckpointError, ConfigError
 from holdall.embedding.lookup_plan import LookupPlan
 from holdall.models.model import Model
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import NAMES
 from holdall.tables import Frobenius
 from holdall.tiers.placement import Tiers, place
 from tests.tiers.small import HOT, ROWS, batches, build, plain, same, state, step

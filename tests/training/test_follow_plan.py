@@ -13,7 +13,7 @@ from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.config import PlanConfig
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan, predict
@@ -138,8 +138,12 @@ def test_a_plan_counts_the_state_of_momentum(data: Path, tmp_path: Path) -> None
     first = names(data)[0]
     places = {first: {"hot_rows": 6, "tail": "host"}}
     path = made(data, tmp_path / "plan.json", places, optimizer="momentum_sgd")
-    forecasts = [Plan.load(made(data, tmp_path / f"{name}.json", places, optimizer=name)).forecast for name in RECORDS]
-    state = {name: made.memory["host"]["table_state"] for name, made in zip(RECORDS, forecasts, strict=True) if made}
+    forecasts = [
+        Plan.load(made(data, tmp_path / f"{name}.json", places, optimizer=name)).forecast for name in OPTIMIZER_KINDS
+    ]
+    state = {
+        name: made.memory["host"]["table_state"] for name, made in zip(OPTIMIZER_KINDS, forecasts, strict=True) if made
+    }
     assert state["momentum_sgd"] == state["adagrad"] > state["sgd"] == 0
     with pytest.raises(ConfigError, match="was made with --momentum, whose state takes memory: give it here"):
         train(data, tmp_path / "run", TrainConfig.of(plan=str(path), optimizer="sgd"), quiet=True)

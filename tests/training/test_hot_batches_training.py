@@ -11,7 +11,7 @@ import torch
 
 from holdall import checkpoint
 from holdall.common.errors import TierError
-from holdall.optim.records import NAMES
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.tiers.copy_mover import CopyMover
 from holdall.tiers.tiered_pack import TieredPack
 from holdall.tiers.working_set import CopySet, WorkingSet

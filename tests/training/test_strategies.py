@@ -12,7 +12,7 @@ from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import SyntheticConfig, write_prepared
-from holdall.optim.records import NAMES
+from holdall.optim.optimizer_kinds import NAMES
 from holdall.popularity.profiling import profile
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate, load_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.optim.records import NAMES, RECORDS, OptimizerName, OptimizerRecord
+from holdall.optim.optimizer_kinds import NAMES, OPTIMIZER_KINDS, OptimizerKind, OptimizerName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class OptimizerConfig:
             raise ConfigError(f"weight decay must be 0 or more, not {self.weight_decay}")
 
     @property
-    def record(self) -> OptimizerRecord:
+    def kind(self) -> OptimizerKind:
         """State and updates of this optimizer."""
-        return RECORDS["momentum_sgd" if self.momentum else self.name]
+        return OPTIMIZER_KINDS["momentum_sgd" if self.momentum else self.name]
 
     @classmethod
     def of_record(cls, name: str) -> OptimizerConfig:
-        """A config with the record of that name; its numbers are any."""
+        """A config with the kind of that name; its numbers are any."""
         return cls(name="sgd", momentum=0.9) if name == "momentum_sgd" else cls(name=name)  # type: ignore[arg-type]

@@ -32,10 +32,10 @@ class Optimizers:
         self.config = config
         self.step_count = 0
         self._factor = 1.0
-        self._rows = list(find_row_groups(model, config.record))
+        self._rows = list(find_row_groups(model, config.kind))
         row_names = {name for rows in self._rows for name in rows.names}
         self._self_updating: list[Any] = [m for m in model.modules() if hasattr(m, "apply_gradients")]
-        if self._self_updating and (config.record.row_rule is not UpdateRule.SGD or config.weight_decay):
+        if self._self_updating and (config.kind.row_rule is not UpdateRule.SGD or config.weight_decay):
             kinds = sorted({str(table.method) for table in self._self_updating})
             given = "momentum or weight decay" if config.name == "sgd" else config.name
             raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {given}")
@@ -60,7 +60,7 @@ class Optimizers:
         numbers = DenseNumbers(
             eps=config.eps, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay
         )
-        self._torch = config.record.dense_optimizer(groups, numbers) if groups else None
+        self._torch = config.kind.dense_optimizer(groups, numbers) if groups else None
         self._left_out = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         """Parameters that were frozen when the optimizers were made, and have no state."""
 
@@ -158,7 +158,7 @@ class Optimizers:
         """The host's part of a step: count it, and copy its rates to the device."""
         self.step_count += 1
         if self._scalars is not None:
-            count = self.step_count if self.config.record.corrects_bias else 1  # equal values are not copied again
+            count = self.step_count if self.config.kind.corrects_bias else 1  # equal values are not copied again
             corrections = [1.0 - beta**count for beta in self.config.betas]
             table_lr, lr = self.table_lr * self._factor, self.config.lr * self._factor
             self._scalars.set([table_lr, *corrections, lr, table_lr])

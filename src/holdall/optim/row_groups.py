@@ -13,7 +13,7 @@ from holdall.embedding.dense_pack import DensePack
 from holdall.kernels.dispatch import takes_triton
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.kernels.row_update import DeviceScalars, UpdateScalars
-from holdall.optim.records import OptimizerRecord
+from holdall.optim.optimizer_kinds import OptimizerKind
 from holdall.tables import Table
 
 SortedGradient = tuple[RowGradient, tuple[Tensor, Tensor]]
@@ -23,10 +23,10 @@ SortedGradient = tuple[RowGradient, tuple[Tensor, Tensor]]
 class RowGroup:
     """Rows of one storage, with their optimizer state: a pack of tables, or one parameter with sparse gradients."""
 
-    def __init__(self, names: dict[str, str], record: OptimizerRecord, pack: DensePack | None, weight: Tensor):
+    def __init__(self, names: dict[str, str], kind: OptimizerKind, pack: DensePack | None, weight: Tensor):
         self.names = names
         """Full parameter name -> table name in the pack (or '' for a single parameter)."""
-        self.record = record
+        self.kind = kind
         self.pack = pack
         self.parameter = weight
         self.summed: tuple[Tensor, Tensor] | None = None
@@ -35,9 +35,9 @@ class RowGroup:
         """After `squared_norm`, for `update`."""
         self._source: list[Any] = []
         """Gradients that `summed` or `_sorted` were made of (see `drop_stale`)."""
-        self._slots = {} if pack is not None else record.row_state(weight)
+        self._slots = {} if pack is not None else kind.row_state(weight)
         if pack is not None:
-            pack.allocate_slots(record.row_state)
+            pack.allocate_slots(kind.row_state)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles: without gradients, and with the optimizer state that a pack holds for it."""
@@ -145,14 +145,14 @@ class RowGroup:
             gradient = self.gradient()
             summed = None if gradient is None else sum_by_row(gradient)
         if summed is not None:
-            self.record.row_update(self.weight, *summed, scalars, **self.slots)
+            self.kind.row_update(self.weight, *summed, scalars, **self.slots)
 
     def _fused_update(self, scalars: UpdateScalars, on_device: DeviceScalars) -> None:
         from holdall.kernels import row_update_triton
 
         found = self._sorted or self._sort_gradient()
         if found is not None:
-            rule, states = self.record.row_rule, list(self.slots.values())
+            rule, states = self.kind.row_rule, list(self.slots.values())
             row_update_triton.update_sorted_rows(rule, self.weight, states, *found, scalars, on_device)
 
     def clear(self) -> None:
@@ -171,7 +171,7 @@ class RowGroup:
                 yield f"{full_name}.{slot}", state
 
 
-def find_row_groups(model: nn.Module, record: OptimizerRecord) -> Iterator[RowGroup]:
+def find_row_groups(model: nn.Module, kind: OptimizerKind) -> Iterator[RowGroup]:
     """All parameters of the model that are updated by row. Packs start to collect their gradients, and
     the other tables give sparse ones."""
     full_names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -187,11 +187,11 @@ def find_row_groups(model: nn.Module, record: OptimizerRecord) -> Iterator[RowGr
                 names = {full_names[id(table.weight)]: name for name, table in pack.tables.items()}
                 packed.update(id(table.weight) for table in pack.tables.values())
                 # Not its storage itself: a pack may replace it, and the old one's memory must be freed then.
-                yield RowGroup(names, record, pack, torch.empty(0))
+                yield RowGroup(names, kind, pack, torch.empty(0))
     for module in model.modules():
         if isinstance(module, Table):
             module.use_sparse_gradients()
             for parameter in module.row_parameters().values():
                 if parameter.requires_grad and id(parameter) not in packed:
                     packed.add(id(parameter))
-                    yield RowGroup({full_names[id(parameter)]: ""}, record, None, parameter)
+                    yield RowGroup({full_names[id(parameter)]: ""}, kind, None, parameter)

@@ -10,7 +10,7 @@ from holdall.common.settings import Settings, refuse_below
 from holdall.common.sizes import parse_budget, parse_bytes
 from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
-from holdall.optim.records import OptimizerName, OptimizerRecord
+from holdall.optim.optimizer_kinds import OptimizerKind, OptimizerName
 from holdall.planning.plan import TIERS, Caps, Plan
 from holdall.planning.presets import find_preset
 
@@ -47,7 +47,7 @@ class PlanConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_parts()
-        self.optimizer_record()
+        self.optimizer_kind()
         refuse_below(1, self, "world_size", "batch_size")
         refuse_below(0, self, "prefetch")
         if self.batch_size % self.world_size:
@@ -60,9 +60,9 @@ class PlanConfig(Settings):
         self.compression_share()
         self.caps()
 
-    def optimizer_record(self) -> OptimizerRecord:
+    def optimizer_kind(self) -> OptimizerKind:
         """State and rates of the optimizer."""
-        return OptimizerConfig(name=self.optimizer, momentum=self.momentum).record
+        return OptimizerConfig(name=self.optimizer, momentum=self.momentum).kind
 
     def compression_share(self) -> float | None:
         """The share of its bytes that a table may be compressed to; None where `allow_compression` is absent."""

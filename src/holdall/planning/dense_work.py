@@ -22,8 +22,8 @@ from holdall.data.schema import Schema
 from holdall.models.layers import MLP
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import RECORDS
 
 SIZES = (16, 32)
 """Batch sizes of the two runs."""
@@ -124,13 +124,13 @@ def trace_dense_work(config: ModelConfig, schema: Schema, optimizer: str, length
     assert model is not None
     interaction = _interaction(model, lengths)
     dense = [p for name, p in model.named_parameters() if not name.startswith("bags.")]
-    record = RECORDS[optimizer]
+    kind = OPTIMIZER_KINDS[optimizer]
     return DenseWork(
         layers=tuple(layers.values()),
         interaction=interaction,
         num_parameters=sum(parameter.numel() for parameter in dense),
         parameter_bytes=sum(parameter.nbytes for parameter in dense),
-        state_bytes=sum(record.dense_state_bytes(parameter) for parameter in dense),
+        state_bytes=sum(kind.dense_state_bytes(parameter) for parameter in dense),
         live=_lines(*histories),
     )
 

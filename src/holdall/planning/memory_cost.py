@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.plan import TIERS, Bytes, Plan, TablePlan
 from holdall.planning.step_cost import Problem
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
@@ -97,14 +97,14 @@ def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) ->
     table = method.build(num_rows, dim, device="meta")
     by_row = {id(parameter) for parameter in table.row_parameters().values()}
     state = 0
-    record = RECORDS[optimizer]
+    kind = OPTIMIZER_KINDS[optimizer]
     for parameter in table.parameters():
         if not parameter.requires_grad:
             continue
         if id(parameter) in by_row:
-            state += sum(slot.nbytes for slot in record.row_state(parameter).values())
+            state += sum(slot.nbytes for slot in kind.row_state(parameter).values())
         else:
-            state += record.dense_state_bytes(parameter)
+            state += kind.dense_state_bytes(parameter)
     parameters = sum(parameter.nbytes for parameter in table.parameters())
     return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
 

@@ -25,7 +25,7 @@ from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
 from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.plan_types import (
     STAGES,
     TIERS,
@@ -244,7 +244,7 @@ def _check_scalars(given: Mapping[str, Any], where: str) -> None:
     for name, least in {"dim": 1, "batch_size": 1, "prefetch": 0, "world_size": 1}.items():
         if name in given:
             _whole(given[name], least, f"{where}: '{name}'")
-    _one_of(given["optimizer"], tuple(RECORDS), f"{where}: 'optimizer'")
+    _one_of(given["optimizer"], tuple(OPTIMIZER_KINDS), f"{where}: 'optimizer'")
     _one_of(given.get("strategy", "plain"), get_args(PlannedStrategy), f"{where}: 'strategy'")
     _one_of(given.get("precision", "float32"), ("float32", "bf16"), f"{where}: 'precision'")
     _one_of(given.get("device", "cpu"), ("cpu", "cuda"), f"{where}: 'device'")

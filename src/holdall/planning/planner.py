@@ -146,7 +146,7 @@ class Planner:
             model=config.model.model_settings(),
             dim=self.problem.dim,
             batch_size=config.batch_size,
-            optimizer=config.optimizer_record().name,
+            optimizer=config.optimizer_kind().name,
             precision=config.precision,
             strategy=choice.strategy,
             prefetch=self.problem.prefetch if STRATEGY_KINDS[choice.strategy].has_hot_rows else 0,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdall.common.errors import ConfigError
-from holdall.optim.records import RECORDS
+from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.collective_cost import Links
 from holdall.planning.dense_work import DenseWork
 from holdall.planning.layer_cost import interaction_seconds, layer_seconds
@@ -63,7 +63,7 @@ class Problem:
     @property
     def state_bytes(self) -> int:
         """Optimizer state of a dense row."""
-        return RECORDS[self.optimizer].row_state_bytes(self.dim)
+        return OPTIMIZER_KINDS[self.optimizer].row_state_bytes(self.dim)
 
     @property
     def stored_row_bytes(self) -> int:
@@ -73,7 +73,7 @@ class Problem:
     @property
     def moved_bytes(self) -> tuple[int, ...]:
         """Bytes of each tensor's row that moves with a row: its weights, and each slot of optimizer state."""
-        return (self.row_bytes, *RECORDS[self.optimizer].row_slot_bytes(self.dim))
+        return (self.row_bytes, *OPTIMIZER_KINDS[self.optimizer].row_slot_bytes(self.dim))
 
     def batch_lookups(self, name: str) -> float:
         return self.lookups[name].per_sample * self.batch_size
@@ -85,7 +85,7 @@ class Problem:
         key = (str(method.to_json()), host)
         if key not in self._costs:
             known = self.hardware.host_tables if host else self.hardware.tables
-            self._costs[key] = table_costs(known, method, self.dim, RECORDS[self.optimizer].rates)
+            self._costs[key] = table_costs(known, method, self.dim, OPTIMIZER_KINDS[self.optimizer].rates)
         lookup, update = self._costs[key]
         if num_rows is None or self.hardware.device != "cpu":
             return lookup, update
@@ -218,7 +218,7 @@ def stage_seconds(
     elif STRATEGY_KINDS[strategy].has_hot_rows:
         found.update(transfer_seconds(problem, tables, loads))
     found["dense"] = dense_seconds(problem)
-    found["update"] += problem.hardware.dense_update[RECORDS[problem.optimizer].rates].seconds(
+    found["update"] += problem.hardware.dense_update[OPTIMIZER_KINDS[problem.optimizer].rates].seconds(
         problem.work.num_parameters
     )
     if problem.world_size > 1:

@@ -17,7 +17,7 @@ from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.settings import flag, refuse_below
 from holdall.common.sizes import parse_bytes
 from holdall.optim.config import OptimizerConfig
-from holdall.optim.records import OptimizerName
+from holdall.optim.optimizer_kinds import OptimizerName
 from holdall.optim.schedule import Schedule
 from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind, StrategyName, names_with
 from holdall.tiers.pipeline import GPU_PREFETCH

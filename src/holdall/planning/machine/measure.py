@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from holdall.common.memory import available_memory
-from holdall.optim.records import MEASURED
+from holdall.optim.optimizer_kinds import MEASURED
 from holdall.planning.machine import measure_dense
 from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.hardware import Hardware, Line, device_kind, machine_identity, median_of

@@ -16,8 +16,8 @@ from holdall.embedding.id_checks import all_below
 from holdall.kernels.interaction import dot_interaction
 from holdall.models.layers import mlp
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import MEASURED
 from holdall.optim.optimizers import Optimizers
-from holdall.optim.records import MEASURED
 from holdall.planning.machine.clock import Clock, fit_line
 from holdall.planning.machine.hardware import Interaction, Layer, Line
 

@@ -41,7 +41,7 @@ def rows_within_hot_bytes(
 
 def bytes_per_row(config: TrainConfig, model: Model) -> int:
     """Bytes of a row with its optimizer state."""
-    return model.bags.dim * 4 + config.optimizer_config().record.row_state_bytes(model.bags.dim)
+    return model.bags.dim * 4 + config.optimizer_config().kind.row_state_bytes(model.bags.dim)
 
 
 def packed_tables(model: Model) -> set[str]:

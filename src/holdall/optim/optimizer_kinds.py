@@ -1,18 +1,18 @@
-"""Records of the optimizers, one each: state, updates of rows, updates of dense parameters.
+"""Kinds of optimizers: the state of each, its updates of rows, and its updates of dense parameters.
 
 | name | rows of tables | everything else |
 | --- | --- | --- |
 | `sgd` | SGD | torch SGD |
-| `adagrad` | Adagrad, one accumulator a number | torch Adagrad |
-| `rowwise_adagrad` | Adagrad, one accumulator a row | torch Adagrad |
+| `adagrad` | Adagrad, one accumulator per element | torch Adagrad |
+| `rowwise_adagrad` | Adagrad, one accumulator per row | torch Adagrad |
 | `adam` | lazy Adam: moments decay when touched | torch Adam |
 | `adamw` | lazy Adam after weight decay apart from the gradient | torch AdamW |
 
 Weight decay, and the decay of momentum, reach a row in the steps that touch it and in no others. `sgd` with momentum
-has a record of its own, since it has state.
+is a kind of its own, since it has state.
 
-A new optimizer needs a name and a record here, a plain update and a rule in `kernels.row_update`, and a branch of the
-kernel in `kernels.row_update_triton`. Training, checkpoints and the cost model read everything from the record.
+A new optimizer needs a name and an `OptimizerKind` here, a plain update and a rule in `kernels.row_update`, and a
+branch of the kernel in `kernels.row_update_triton`. Training, checkpoints and the cost model read everything from it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ NAMES: tuple[str, ...] = get_args(OptimizerName)
 
 @dataclass(frozen=True)
 class RowSlot:
-    """State tensor of the rows of a table: one number for each number of a row, or one for the whole row."""
+    """State tensor of the rows of a table: one value for each element of a row, or one for the whole row."""
 
     name: str
     """Name in checkpoints, and parameter of the plain update."""
     per_row: bool = False
-    """Whether there is one number for the whole row."""
+    """Whether there is one value for the whole row."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerRecord:
+class OptimizerKind:
     """State and updates of one optimizer."""
 
     name: str
@@ -116,10 +116,10 @@ class OptimizerRecord:
         return optimizer
 
 
-RECORDS: dict[str, OptimizerRecord] = {
-    record.name: record
-    for record in (
-        OptimizerRecord(
+OPTIMIZER_KINDS: dict[str, OptimizerKind] = {
+    kind.name: kind
+    for kind in (
+        OptimizerKind(
             name="sgd",
             row_slots=(),
             row_update=row_update.sgd,
@@ -127,7 +127,7 @@ RECORDS: dict[str, OptimizerRecord] = {
             dense=dense_optimizers.sgd,
             dense_slots=(),
         ),
-        OptimizerRecord(
+        OptimizerKind(
             name="momentum_sgd",
             row_slots=(RowSlot("momentum_buffer"),),
             row_update=row_update.momentum_sgd,
@@ -137,7 +137,7 @@ RECORDS: dict[str, OptimizerRecord] = {
             counts_steps=False,
             measured_as="adagrad",
         ),
-        OptimizerRecord(
+        OptimizerKind(
             name="adagrad",
             row_slots=(RowSlot("sum"),),
             row_update=row_update.adagrad,
@@ -145,7 +145,7 @@ RECORDS: dict[str, OptimizerRecord] = {
             dense=dense_optimizers.adagrad,
             dense_slots=("sum",),
         ),
-        OptimizerRecord(
+        OptimizerKind(
             name="rowwise_adagrad",
             row_slots=(RowSlot("sum", per_row=True),),
             row_update=row_update.rowwise_adagrad,
@@ -153,7 +153,7 @@ RECORDS: dict[str, OptimizerRecord] = {
             dense=dense_optimizers.adagrad,
             dense_slots=("sum",),
         ),
-        OptimizerRecord(
+        OptimizerKind(
             name="adam",
             row_slots=(RowSlot("exp_avg"), RowSlot("exp_avg_sq")),
             row_update=row_update.adam,
@@ -162,7 +162,7 @@ RECORDS: dict[str, OptimizerRecord] = {
             dense_slots=("exp_avg", "exp_avg_sq"),
             corrects_bias=True,
         ),
-        OptimizerRecord(
+        OptimizerKind(
             name="adamw",
             row_slots=(RowSlot("exp_avg"), RowSlot("exp_avg_sq")),
             row_update=row_update.adamw,
@@ -175,5 +175,5 @@ RECORDS: dict[str, OptimizerRecord] = {
     )
 }
 """Records by name: those of `OptimizerName`, and variants of them with other state."""
-MEASURED = tuple(record.name for record in RECORDS.values() if record.measured_as is None)
+MEASURED = tuple(kind.name for kind in OPTIMIZER_KINDS.values() if kind.measured_as is None)
 """Optimizers that a hardware file has times of."""
