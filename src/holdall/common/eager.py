@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 from holdall.common.errors import ConfigError
 
@@ -20,10 +21,12 @@ def eager(function: Callable[P, R]) -> Callable[P, R]:
     The effect is that of `torch.compiler.disable`, which would import the compiler, for a second, in every process.
     """
 
+    why = f"{function.__name__} reads values of tensors, so it cannot be in a full graph: compile without fullgraph"
+
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch.compiler.is_compiling():
-            torch._dynamo.graph_break()
+            torch._dynamo.graph_break(msg=why)
         return function(*args, **kwargs)
 
     return run
@@ -39,3 +42,14 @@ def break_graph(reason: str) -> None:
 def transforms() -> bool:
     """Whether a transform of `torch.func` is under way: `grad`, `vmap` and the like."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether Python can read the values: not on the meta device, in `torch.export`, or inside of `torch.vmap`."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if torch._C._functorch.is_batchedtensor(tensor):
+            return False
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return not tensor.is_meta

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.kernels.dispatch import Path, takes_triton
+from holdall.common.eager import has_values, transforms
+from holdall.kernels.dispatch import INTERPRETED, Path, takes_triton
 from holdall.kernels.second_derivative import gradients_of_reference, records_gradients
 
 if TYPE_CHECKING:
@@ -49,10 +50,10 @@ def frobenius_bags(
     each lookup. Computes in the type of the factors, also under autocast, like an embedding: so the backward has the
     types of the forward. On a GPU one kernel each way (`frobenius_triton`).
     """
-    if torch.is_autocast_enabled(ids.device.type):
+    if not ids.is_meta and torch.is_autocast_enabled(ids.device.type):
         with torch.autocast(ids.device.type, enabled=False):
             return frobenius_bags(left, right, basis, ids, offsets, scale, sparse=sparse, fast=fast, path=path)
-    if not fast:
+    if not fast or transforms() or not has_values(ids):
         return frobenius_bags_reference(left, right, basis, ids, offsets, scale, sparse)
     if takes_triton("the Frobenius lookup", left, path, fits=fits_triton([(left, right, basis)])):
         return _FusedRows.apply(ids, offsets, scale, sparse, left, right, basis)
@@ -213,6 +214,8 @@ class _ManyRows(torch.autograd.Function):
 def fits_triton(factors: Sequence[Factors]) -> bool:
     """Whether the kernels take these tables; their loads of 16 bytes need factors that are aligned to 16 bytes."""
     left, _, basis = factors[0]
+    if not (left.is_cuda or INTERPRETED):
+        return False
     known = left.dtype in (torch.float32, torch.bfloat16, torch.float16)
     aligned = all(f.data_ptr() % 16 == 0 and f.is_contiguous() for table in factors for f in table)
     return known and aligned and left.shape[1] <= 128 and basis.shape[1] <= 256

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.common.eager import eager
+from holdall.common.eager import eager, has_values, transforms
 from holdall.kernels.dispatch import Path as KernelPath
 from holdall.kernels.dispatch import takes_triton
 from holdall.kernels.second_derivative import gradients_of_reference, records_gradients
@@ -62,7 +62,7 @@ def tensor_train_rows(ids: Tensor, cores: Sequence[Tensor], path: Path = "auto")
     `auto` takes Triton's kernels where they are available (`kernel_path`) and fit, else the fast path for all but a
     few ids. Both compute in the type of the cores, also under autocast, and have second derivatives (the reference's).
     """
-    if ids.numel() == 0:
+    if ids.numel() == 0 or transforms() or not has_values(ids):
         return reference_rows(ids, cores)
     if uses_triton(cores, path):
         return triton_vectors(ids, [cores])

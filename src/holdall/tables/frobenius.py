@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.common.eager import eager
+from holdall.common.eager import eager, has_values
 from holdall.common.errors import ConfigError
 from holdall.kernels.frobenius import bag_of, frobenius_bags, frobenius_rows_many
 from holdall.tables.fitting import check_shape, relative_error
@@ -153,7 +153,9 @@ class FrobeniusTable(Table):
         if input.dim() == 2:
             return input.shape[1] == 1 and offsets is None
         size = input.numel() + self.include_last_offset
-        return input.dim() == 1 and offsets is not None and offsets.shape == (size,) and _counts_up(offsets)
+        if input.dim() != 1 or offsets is None or offsets.shape != (size,) or not has_values(offsets):
+            return False
+        return _counts_up(offsets)
 
     def _scale(self, ids: Tensor, starts: Tensor, weights: Tensor | None) -> Tensor | None:
         """Factor [L] on each row in its bag's sum: its weight, 1/length for the mean, 0 for padding."""
@@ -166,7 +168,7 @@ class FrobeniusTable(Table):
             return None if keep is None else keep.to(dtype)
         bag = bag_of(starts, ids.numel())
         keep = torch.ones_like(ids, dtype=torch.bool) if keep is None else keep
-        lengths = torch.zeros_like(starts[1:]).index_add_(0, bag, keep.long())
+        lengths = torch.zeros_like(starts[1:]).index_add(0, bag, keep.long())
         return keep.to(dtype) / lengths.clamp(min=1)[bag].to(dtype)
 
     @classmethod

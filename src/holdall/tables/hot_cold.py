@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from holdall.common.eager import eager, has_values
 from holdall.common.errors import ConfigError
 from holdall.tables.dense import Dense, DenseTable
 from holdall.tables.fitting import check_shape, relative_error
@@ -116,6 +117,13 @@ class HotColdTable(Table):
             return only._rows(ids)
         if self._has_fixed_shapes(ids) and ids.numel():
             return self._rows_of_both(ids)
+        return self._rows_by_part(ids)
+
+    @eager  # how many ids are hot depends on them
+    def _rows_by_part(self, ids: Tensor) -> Tensor:
+        """`_rows` with each id looked up in its part alone."""
+        assert self.hot is not None
+        assert self.cold is not None
         is_hot = ids < self.hot_rows
         num_hot = int(is_hot.sum())
         order = None
@@ -131,6 +139,8 @@ class HotColdTable(Table):
         return rows if order is None else rows.index_select(0, _inverse(order))
 
     def _has_fixed_shapes(self, ids: Tensor) -> bool:
+        if not has_values(ids):
+            return True
         return ids.is_cuda if self.fixed_shapes is None else self.fixed_shapes
 
     def _rows_of_both(self, ids: Tensor) -> Tensor:

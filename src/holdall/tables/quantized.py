@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.common.eager import eager
+from holdall.common.eager import eager, transforms
 from holdall.common.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
@@ -194,6 +194,11 @@ class StochasticRoundingTable(QuantizedTable):
     @eager
     def _collected(self, rows: Tensor, ids: Tensor) -> Tensor:
         """The rows as a leaf of the graph whose gradient is stored here."""
+        if transforms() or torch.compiler.is_exporting():
+            raise ConfigError(
+                "a quantized table that trains by stochastic rounding collects its gradients itself, which torch.func "
+                "and torch.export do not allow: look rows up within torch.no_grad(), or freeze() the table"
+            )
 
         def keep(gradient: Tensor) -> None:
             if len(self._pending) >= MAX_PENDING:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.common.eager import eager
+from holdall.common.eager import eager, has_values
 from holdall.common.errors import ConfigError, IdError
 from holdall.kernels.repeat_rows import rows_of_distinct
 from holdall.tables.method import Method, TableOptions
@@ -84,7 +84,9 @@ class Table(nn.Module):
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
         if name == "weight" and not self.has_weight:
-            raise AttributeError(self._why_no_weight())
+            own = self._parameters.get(name)  # what load_state_dict(assign=True) replaces
+            if own is None or not isinstance(value, Tensor) or value.shape != own.shape:
+                raise AttributeError(self._why_no_weight())
         super().__setattr__(name, value)
 
     def _why_no_weight(self) -> str:
@@ -142,8 +144,9 @@ class Table(nn.Module):
         input, offsets = self._bags(input, offsets, per_sample_weights)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.reshape(-1)
-        distinct, inverse = torch.unique(input.reshape(-1), return_inverse=True)
-        return self._pool(self._rows(distinct), distinct, inverse, offsets, per_sample_weights)
+        if not has_values(input):
+            return self._pool_each(self._rows(input), input, offsets, per_sample_weights)
+        return self._pool_distinct(input, offsets, per_sample_weights)
 
     def materialize(self, ids: Tensor | None = None) -> Tensor:
         """The dense rows that the table represents, all of them or those of `ids`: the oracle of its tests."""
@@ -216,11 +219,17 @@ class Table(nn.Module):
         elif input.dim() == 1:
             if offsets is None:
                 raise ConfigError("a 1-D input needs offsets: the position where each bag starts")
-            check_offsets(offsets, input.numel(), include_last=self.include_last_offset)
+            if self.check_bounds or has_values(offsets):
+                check_offsets(offsets, input.numel(), include_last=self.include_last_offset)
             offsets = offsets.long()
         else:
             raise ConfigError(f"input must be 1-D (with offsets) or 2-D, not {input.dim()}-D")
         return input.reshape(-1), offsets
+
+    @eager  # the number of distinct ids depends on them
+    def _pool_distinct(self, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        distinct, inverse = torch.unique(ids, return_inverse=True)
+        return self._pool(self._rows(distinct), distinct, inverse, offsets, weights)
 
     def _pool(self, rows: Tensor, distinct: Tensor, inverse: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
         """Pool rows [U, dim] of `distinct` ids over bags of positions `inverse` into them."""
@@ -242,6 +251,22 @@ class Table(nn.Module):
             padding_idx=padding,
         )
 
+    def _pool_each(self, rows: Tensor, ids: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+        """`_pool` of the rows [L, dim] of every id, in operations that read no values."""
+        starts = offsets[:-1] if self.include_last_offset else offsets
+        bag = torch.searchsorted(starts, torch.arange(ids.numel(), device=ids.device), right=True) - 1
+        keep = torch.ones_like(ids, dtype=torch.bool) if self.padding_idx is None else ids != self.padding_idx
+        if weights is not None:
+            rows = rows * weights.to(rows.dtype)[:, None]
+        counts = rows.new_zeros(starts.numel()).index_add(0, bag, keep.to(rows.dtype))[:, None]
+        if self.mode == "max":
+            rows = rows.masked_fill(~keep[:, None], -torch.inf)
+            lowest = rows.new_full((starts.numel(), self.dim), -torch.inf)
+            index = bag[:, None].expand(-1, self.dim)
+            return lowest.scatter_reduce(0, index, rows, "amax").masked_fill(counts == 0, 0.0)
+        sums = rows.new_zeros(starts.numel(), self.dim).index_add(0, bag, rows * keep[:, None])
+        return sums / counts.clamp(min=1) if self.mode == "mean" else sums
+
     def _checked(self, ids: Tensor) -> Tensor:
         """`ids` as int64, after checking type and range."""
         if ids.dtype not in (torch.int64, torch.int32):
@@ -251,10 +276,20 @@ class Table(nn.Module):
         return ids.long()
 
 
+def _can_check(values: Tensor) -> bool:
+    """Whether there are values to check; an error where there are, but cannot be read."""
+    if not values.is_meta and not has_values(values):
+        raise ConfigError(
+            "ids are checked by value, which torch.export and torch.vmap do not allow: check them before the lookup "
+            "and set check_bounds = False on the table"
+        )
+    return not values.is_meta
+
+
 @eager
 def check_ids(ids: Tensor, num_rows: int) -> None:
     """Raise `IdError` naming the first id that is not a row, and its position."""
-    if ids.numel() == 0:
+    if not _can_check(ids) or ids.numel() == 0:
         return
     lowest, highest = torch.aminmax(ids)
     if int(lowest) >= 0 and int(highest) < num_rows:
@@ -271,6 +306,8 @@ def check_offsets(offsets: Tensor, num_ids: int, *, include_last: bool) -> None:
     """Raise `IdError` unless `offsets` starts at 0, never decreases and stays within `num_ids`."""
     if offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
         raise IdError(f"offsets must be a 1-D tensor of integers, not {offsets.dim()}-D {offsets.dtype}")
+    if not _can_check(offsets):
+        return
     if offsets.numel() == 0:
         if include_last or num_ids:
             raise IdError("offsets is empty: it needs the position where each bag starts")
