@@ -76,7 +76,7 @@ def pytorch(folder: Path) -> dict[str, Any]:
                 "equal": one.equal,
                 "refused": dict(one.refused),
                 "not_comparable": one.not_comparable,
-                "different": one.different[:3],
+                "different": one.different,
             }
             for method, one in compared.items()
         ],
