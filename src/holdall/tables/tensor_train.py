@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from holdall.common.eager import has_values, transforms
 from holdall.kernels.repeat_rows import rows_of_distinct
 from holdall.kernels.tensor_train import Path, row_digits, tensor_train_rows, triton_vectors, uses_triton
 from holdall.tables.fitting import check_shape, relative_error
@@ -145,7 +146,7 @@ class TensorTrainTable(Table):
         pools = self.mode != "max" and self.padding_idx is None and input.numel() > 0
         if not pools or (per_sample_weights is not None and per_sample_weights.requires_grad):
             return super().forward(input, offsets, per_sample_weights)
-        if not uses_triton(list(self.cores), self.path):
+        if transforms() or not has_values(input) or not uses_triton(list(self.cores), self.path):
             return super().forward(input, offsets, per_sample_weights)
         train, weights = list(self.cores), per_sample_weights
         if offsets is None and weights is None and input.dim() == 2 and input.shape[1] == 1:
