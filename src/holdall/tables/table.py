@@ -29,6 +29,8 @@ class Table(nn.Module):
 
     has_weight: ClassVar[bool] = False
     """Whether there is a `weight` [num_rows, dim]; without one, `materialize` gives the rows."""
+    _loads: bool = False
+    """Whether a state dict is being loaded, whose `assign=True` sets parameters of any name."""
 
     def __init__(self, method: Method, num_rows: int, dim: int, options: TableOptions):
         super().__init__()
@@ -83,10 +85,8 @@ class Table(nn.Module):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Tensor | nn.Module) -> None:
-        if name == "weight" and not self.has_weight:
-            own = self._parameters.get(name)  # what load_state_dict(assign=True) replaces
-            if own is None or not isinstance(value, Tensor) or value.shape != own.shape:
-                raise AttributeError(self._why_no_weight())
+        if name == "weight" and not self.has_weight and not self._loads:
+            raise AttributeError(self._why_no_weight())
         super().__setattr__(name, value)
 
     def _why_no_weight(self) -> str:
@@ -194,9 +194,13 @@ class Table(nn.Module):
                 f"build the {self.method.name} table with seed={int(stored)}"
             )
             return
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        self._loads = True
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        finally:
+            self._loads = False
         if stored is not None and name in unexpected_keys:
             unexpected_keys.remove(name)
 
