@@ -4,8 +4,8 @@
     python -m benchmarks.compatibility --pytorch-tests pytorch/test --torchrec-tests torchrec/torchrec
 
 `--pytorch-tests` is the folder `test` of PyTorch's repository at the installed version, `--torchrec-tests` the folder
-`torchrec` of TorchRec's. Their files are read where they are. What is not given or not installed is left out, and the
-card says so. The adaptors are in tests/peers; docs/compatibility.md is made from the card by tools/compatibility.py.
+`torchrec` of TorchRec's. Their files are read where they are. What is not given or not installed is left out, and then
+no card is written. The adaptors are in tests/peers; tools/compatibility.py makes docs/compatibility.md from the card.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ def main() -> None:
         given = os.environ.get(f"HOLDALL_{name.upper()}_TESTS")
         parser.add_argument(f"--{name}-tests", type=Path, default=Path(given) if given else None)
     parser.add_argument("--libraries", nargs="*", default=list(libraries.LIBRARIES), metavar="NAME")
-    parser.add_argument("--card", default="compatibility", help="name of the run card")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {"versions": {"torch": torch.__version__}, "left_out": {}}
@@ -46,9 +45,11 @@ def main() -> None:
     else:
         results["versions"]["torchrec"] = libraries.version("torchrec")
         results["torchrec"] = torchrec(arguments.torchrec_tests)
-    path = write_card(arguments.card, results, NOTES)
     show(results)
-    print(f"wrote {path}")
+    if results["left_out"]:
+        print(f"no card is written, since parts were left out: {results['left_out']}")
+    else:
+        print(f"wrote {write_card('compatibility', results, NOTES)}")
     wrong = [m["model"] for m in results["models"] if m["outcome"] == "silently wrong"]
     if wrong:
         sys.exit(f"silently wrong: {', '.join(wrong)}")

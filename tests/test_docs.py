@@ -90,6 +90,17 @@ def test_the_architecture_page_is_up_to_date() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_compatibility_page_is_that_of_its_card() -> None:
+    command = [sys.executable, ROOT / "tools" / "compatibility.py", "--check"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    card = json.loads((ROOT / "benchmarks" / "results" / "compatibility.json").read_text(encoding="utf-8"))["results"]
+    wrong = [model["model"] for model in card["models"] if model["outcome"] in ("fails", "silently wrong")]
+    assert wrong == []
+    assert card["pytorch"]["passed"] >= 155
+    assert [method["different"] for method in card["methods"] if method["different"]] == []
+
+
 def test_the_figures_of_methods_are_those_of_the_card() -> None:
     """Every AUC of the tables of methods, and every method and size that the card has."""
     text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
