@@ -156,6 +156,29 @@ def test_ctrl_c_saves_and_stops(data: Path, tmp_path: Path, monkeypatch: pytest.
     assert same_tensors(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("by_torchrun", [True, False])
+def test_only_the_end_of_torchrun_saves_and_stops(
+    by_torchrun: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent of the process ends in the middle of a step; a shell may, torchrun may not."""
+    original, parent = Trainer.train_step, os.getppid()
+
+    def orphaned(self: Trainer, *batches: Batch) -> float | None:
+        if self.step == 3:
+            monkeypatch.setattr(os, "getppid", lambda: parent + 1)
+        return original(self, *batches)
+
+    monkeypatch.setattr(Trainer, "train_step", orphaned)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if not by_torchrun:
+        assert run(data, tmp_path / "run")["steps"] == 25
+        return
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(KeyboardInterrupt, match="stopped at step 4, since torchrun has ended; continue with --resume"):
+        run(data, tmp_path / "run")
+    assert checkpoint.latest(tmp_path / "run" / CHECKPOINTS).name == "step-00000004"
+
+
 def test_losses_read_later_are_the_same_curve(data: Path, tmp_path: Path) -> None:
     """As on a GPU, where reading a loss in every step would wait for the device."""
     run(data, tmp_path / "at once")

@@ -29,7 +29,7 @@ from holdall.runtime.allocator import keep_freed_memory
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
 from holdall.training.follow_plan import compare_with_plan, follow
-from holdall.training.interrupt import Interrupt, deferred_interrupts
+from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
 from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.start import agree_on_run, make_run_folder, open_run_log
@@ -58,9 +58,9 @@ def train(
 
     With `resume`, continue from the newest complete checkpoint of `out`, or start if there is none. Ctrl-C finishes
     the step, saves a checkpoint and raises KeyboardInterrupt. Under torchrun every process calls this, and all return
-    the same.
+    the same; if torchrun is killed, they stop as after Ctrl-C.
     """
-    config, out = config or TrainConfig(), Path(out)
+    config, out, parent = config or TrainConfig(), Path(out), torchrun_process()
     keep_freed_memory()
     if config.device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
@@ -73,7 +73,7 @@ def train(
             process_group(pick_device(config.device.device), config.processes.timeout) as processes,
         ):
             several = processes.world_size > 1
-            interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0))
+            interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0, parent))
             with (
                 make_run_folder(out, processes, resume=resume, overwrite=overwrite) as rank_log,
                 kernel_path(config.device.kernels),
@@ -193,7 +193,8 @@ class Trainer:
                 stopped_early = self._after_step(loss, segment.report_loss if number == segment.num_batches else None)
                 if self.steps.stop_requested if self.processes.world_size > 1 else self._interrupt:
                     self.save()
-                    raise KeyboardInterrupt(f"stopped at step {self.step}; continue with --resume")
+                    cause = ", since torchrun has ended" if self._interrupt.lost_parent else ""
+                    raise KeyboardInterrupt(f"stopped at step {self.step}{cause}; continue with --resume")
                 if self.step >= self.num_steps or stopped_early:
                     return stopped_early
         return False
