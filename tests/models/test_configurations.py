@@ -57,7 +57,7 @@ def test_settings_change_the_named_configuration(config: TrainConfig, expected: 
         ({"model": "ncf", "model_setting": ("factor=8",)}, r"ncf has no 'factor' \(did you mean 'factors'"),
         ({"model": "ncf", "model_setting": ("factors",)}, "--model-setting takes name=value, not 'factors'"),
         ({"model": "ncf", "model_setting": ("factors=big",)}, "model ncf: setting 'factors' must be a whole number"),
-        ({"model": "tbsm", "model_setting": ("event=4,x",)}, "setting 'event' must be a whole number, not 'x'"),
+        ({"model": "tbsm", "model_setting": ("event=4,x",)}, r"setting 'event\[1\]' must be a whole number, not 'x'"),
         ({"model": "dcn", "model_setting": ("structure=flat",)}, "must be 'stacked' or 'parallel'"),
         ({"model": "dcn", "model_scale": 0.0}, "a factor above 0, not by 0.0"),
         ({"model": "rmc5"}, "unknown model 'rmc5' \\(did you mean 'rmc"),

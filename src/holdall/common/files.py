@@ -9,12 +9,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from holdall.common.decode import decode, parse_json, shown
 from holdall.common.errors import DataError, HoldallError
+from holdall.common.sizes import readable_bytes
+
+T = TypeVar("T")
 
 PARTIAL = ".partial"  # suffix of files and folders that are being written
+MAX_TEXT_BYTES = 1 << 28
+"""Largest JSON or TOML file that is read: documents of Holdall have a few MB at most."""
 
 
 def sha256(path: Path) -> str:
@@ -75,23 +82,43 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         raise
 
 
-def read_json(path: Path, *, format: str, version: int, error: type[HoldallError] = DataError) -> dict[str, Any]:
-    """Read a JSON document and check that it is the `format` and `version` expected."""
+def read_json(
+    path: Path,
+    kind: type[T],
+    *,
+    format: str,
+    version: int,
+    error: type[HoldallError] = DataError,
+    cure: str = "make it or copy it again",
+) -> T:
+    """Read a JSON document of the `format` and `version` expected as a `kind` (`holdall.common.decode`)."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        data = read_bounded(path)
     except FileNotFoundError:
         raise error(f"{path} does not exist: is {path.parent} a {format} folder?") from None
-    except (OSError, ValueError) as cause:
-        raise error(f"{path} cannot be read as JSON ({cause}): make it or copy it again") from cause
-    if not isinstance(document, dict) or document.get("format") != format:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise error(f"{path} is not a {format} document (format: {found!r})")
-    if document.get("version") != version:
+    except OSError as cause:
+        raise error(f"{path} cannot be read as JSON ({cause}): {cure}") from cause
+    document = parse_json(data, str(path), error=error, cure=cure)
+    found = document.get("format") if isinstance(document, dict) else document
+    if not isinstance(document, dict) or found != format:
+        raise error(f"{path} is not a {format} document (format: {shown(found)}): {cure}")
+    if type(document.get("version")) is not int or document["version"] != version:
         raise error(
-            f"{path} has {format} version {document.get('version')!r}, this Holdall reads version {version}: "
+            f"{path} has {format} version {shown(document.get('version'))}, this Holdall reads version {version}: "
             f"make it again with this version"
         )
-    return document
+    if is_dataclass(kind):
+        del document["format"], document["version"]
+    return decode(document, kind, str(path), error=error, cure=cure)
+
+
+def read_bounded(path: Path) -> bytes:
+    """The content of a text file, unless it is too large to be one."""
+    with path.open("rb") as file:
+        data = file.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {readable_bytes(MAX_TEXT_BYTES)}")
+    return data
 
 
 def refuse_existing(path: Path, *, overwrite: bool = False, what: str = "output folder") -> None:

@@ -7,14 +7,14 @@ its part. Files may write the parts as sections: `[placement] hot_bytes = "64MB"
 
 from __future__ import annotations
 
-import tomllib
-import types
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
+from holdall.common.decode import decode, parse_toml, shown
 from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import read_bounded
 
 T = TypeVar("T")
 
@@ -22,12 +22,12 @@ T = TypeVar("T")
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict, with errors that name the file and the line."""
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        data = read_bounded(path)
     except FileNotFoundError:
         raise ConfigError(f"no such settings file: {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): give another file") from error
+    return parse_toml(data, str(path))
 
 
 def overlay(default: T, settings: Mapping[str, Any], where: str) -> T:
@@ -56,14 +56,14 @@ def read_settings(kind: type, settings: Mapping[str, Any], where: str) -> dict[s
         if name in removed:
             if value != removed[name]:
                 only = f"only its value {removed[name]!r} is left"
-                raise ConfigError(f"{where}: setting '{written}' was removed and {only}, not {value!r}")
+                raise ConfigError(f"{where}: setting '{written}' was removed and {only}, not {shown(value)}")
             continue
         _refuse_unknown(written, section, known, where)
         if name in given:
             raise ConfigError(f"{where}: setting '{written}' is given twice")
         part = known[name]
         hints = get_type_hints(kind if part is None else parts[part])
-        given[name] = _converted(value, hints[name], f"{where}: setting '{written}'")
+        given[name] = decode(value, hints[name], where, inside=written, noun="setting ")
     return given
 
 
@@ -194,36 +194,3 @@ def _name(written: str) -> str:
 
 def _fields(kind: Any) -> tuple[Field[Any], ...]:
     return fields(kind)
-
-
-def _converted(value: Any, kind: Any, where: str) -> Any:
-    """`value` as the annotated type takes it, or a ConfigError."""
-    for option in _options(kind):
-        if get_origin(option) is Literal:
-            if value in get_args(option):
-                return value
-        elif get_origin(option) is tuple and isinstance(value, list | tuple):
-            return tuple(_converted(item, get_args(option)[0], where) for item in value)
-        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        elif option is Path and isinstance(value, str):
-            return Path(value)
-        elif value is None and option is types.NoneType:
-            return None
-        elif isinstance(option, type) and type(value) is option:
-            return value
-    expected = " or ".join(_described(option) for option in _options(kind) if option is not types.NoneType)
-    raise ConfigError(f"{where} must be {expected}, not {value!r}")
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def _described(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(repr(value) for value in get_args(kind))
-    if get_origin(kind) is tuple:
-        return f"a list of {_described(get_args(kind)[0])}"
-    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", Path: "a path"}
-    return names.get(kind, str(kind))

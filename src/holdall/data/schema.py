@@ -137,7 +137,7 @@ class Schema:
 
     @classmethod
     def load(cls, folder: Path) -> Schema:
-        return cls.from_json(read_json(Path(folder) / SCHEMA_FILE, format=FORMAT, version=VERSION))
+        return cls.from_json(read_json(Path(folder) / SCHEMA_FILE, dict[str, Any], format=FORMAT, version=VERSION))
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Schema:

@@ -196,7 +196,7 @@ class Plan:
         """Read and validate a plan; errors name the file, the key and the fix."""
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist: make it with `holdall plan DATA --out {path}`")
-        document = read_json(Path(path), format=FORMAT, version=VERSION, error=ConfigError)
+        document = read_json(Path(path), dict[str, Any], format=FORMAT, version=VERSION, error=ConfigError)
         return cls.from_json(document, where=str(path))
 
     @classmethod

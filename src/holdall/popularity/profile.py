@@ -238,7 +238,7 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read `popularity.json`; a document of another version, or a damaged one, is a DataError."""
         path = Path(path)
-        document = read_json(path, format=FORMAT, version=VERSION)
+        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION)
         try:
             profile = _from_json(document, path)
         except (KeyError, TypeError, ValueError) as error:

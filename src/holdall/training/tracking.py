@@ -107,7 +107,7 @@ class RunLog:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """The content of `run.json`."""
-    return read_json(Path(folder) / RUN_FILE, format=FORMAT, version=VERSION)
+    return read_json(Path(folder) / RUN_FILE, dict[str, Any], format=FORMAT, version=VERSION)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

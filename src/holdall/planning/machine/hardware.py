@@ -210,7 +210,7 @@ class Hardware:
         path = Path(path)
         if not path.exists():
             raise ConfigError(f"there is no {path}: make it with `holdall hardware --out {path}`")
-        document = read_json(path, format=FORMAT, version=VERSION, error=ConfigError)
+        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION, error=ConfigError)
         return cls.from_json(document, str(path))
 
     @classmethod
