@@ -32,6 +32,8 @@ class TableSize:
     """Type of the table's numbers, dense or compressed."""
     extra_bytes: int = 0
     """Bytes that a compressed table takes beside those of its method."""
+    training: bool = False
+    """Whether the table is to train from fresh rows: its method is one that trains."""
 
     @property
     def dense_bytes(self) -> int:
@@ -51,6 +53,7 @@ def suggest(
     *,
     min_rows: int = 0,
     dtype: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
+    training: bool = False,
 ) -> dict[str, Method]:
     """A method for every table such that all of them take at most `budget` in total.
 
@@ -58,14 +61,18 @@ def suggest(
     (see `parse_budget`). Tables share it in proportion to the square root of their bytes. A table whose share is at
     least its dense bytes stays dense; small tables do. Tables of fewer than `min_rows` rows stay dense whatever their
     share. A table whose share is below the smallest setting of the method gets that setting. A budget that cannot be
-    kept is an error, which has the smallest one that can. `auto` is the choice of `auto_method`.
+    kept is an error, which has the smallest one that can. `auto` is the choice of `auto_method`. With `training`,
+    methods have the form that trains fresh rows (`Method.for_training`), and settings that do not train are left out.
     """
     dims = dim if isinstance(dim, Mapping) else dict.fromkeys(cardinalities, dim)
     dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(cardinalities, dtype)
     for what, found in (("dim", dims), ("dtype", dtypes)):
         if missing := [name for name in cardinalities if name not in found]:
             raise ConfigError(f"table '{missing[0]}' has no {what}: give one for every table, or one for all")
-    sizes = {name: TableSize(num_rows, dims[name], dtypes[name]) for name, num_rows in cardinalities.items()}
+    sizes = {
+        name: TableSize(num_rows, dims[name], dtypes[name], training=training)
+        for name, num_rows in cardinalities.items()
+    }
     return divide_budget(sizes, budget, method, min_rows=min_rows)
 
 
@@ -129,13 +136,13 @@ def _largest(kind: type[Method] | str, size: TableSize, num_bytes: int) -> Metho
     available = num_bytes - size.extra_bytes
     num_rows, dim, width = size.num_rows, size.dim, size.dtype.itemsize
     if width == torch.float32.itemsize:
-        found = _for_bytes(kind, num_rows, dim, available)
+        found = _for_bytes(kind, num_rows, dim, available, training=size.training)
         return found if found is not None and size.bytes_by(found) <= num_bytes else None
     best: Method | None = None
     low, high = 0, max(available, available * 4 // width) + 1  # fits at low; at high no setting does, or none is larger
     while high - low > 1:
         middle = (low + high) // 2
-        found = _for_bytes(kind, num_rows, dim, middle)
+        found = _for_bytes(kind, num_rows, dim, middle, training=size.training)
         if found is not None and size.bytes_by(found) > num_bytes:
             high = middle
         else:
@@ -143,14 +150,20 @@ def _largest(kind: type[Method] | str, size: TableSize, num_bytes: int) -> Metho
     return best
 
 
-def _for_bytes(kind: type[Method] | str, num_rows: int, dim: int, num_bytes: int) -> Method | None:
+def _for_bytes(
+    kind: type[Method] | str, num_rows: int, dim: int, num_bytes: int, *, training: bool = False
+) -> Method | None:
     """The method's largest setting for a float32 table within a size, None if there is none; `kind` may be `auto`."""
     if isinstance(kind, str):
         return auto_method(num_rows, dim, num_bytes)
     try:
-        return kind.for_bytes(num_rows, dim, num_bytes)
+        found = kind.for_bytes(num_rows, dim, num_bytes)
     except ConfigError:
         return None
+    if not training:
+        return found
+    found = found.for_training()
+    return found if found.trains else None
 
 
 def _smallest(kind: type[Method] | str, size: TableSize) -> Method:
@@ -159,7 +172,7 @@ def _smallest(kind: type[Method] | str, size: TableSize) -> Method:
     low, high = 0, 4 * size.num_rows * size.dim  # fails at low; high is the size of a dense float32 table
     while high - low > 1:
         middle = (low + high) // 2
-        found = _for_bytes(kind, size.num_rows, size.dim, middle)
+        found = _for_bytes(kind, size.num_rows, size.dim, middle, training=size.training)
         low, high, best = (middle, high, best) if found is None else (low, middle, found)
     return best if size.bytes_by(best) < size.dense_bytes else Dense()
 
@@ -179,10 +192,11 @@ def _too_small(sizes: Mapping[str, TableSize], kind: type[Method] | str, availab
     small = any(size.num_rows < min_rows for size in sizes.values())
     kept = f", with tables of fewer than {min_rows:,} rows kept dense" if small else ""
     method = kind if isinstance(kind, str) else kind.name
+    can = "can train in" if any(size.training for size in sizes.values()) else "can keep"
     tables = "this table" if len(sizes) == 1 else f"these {len(sizes)} tables"
     return (
-        f"a budget of {readable_bytes(available)} is too small for {tables}: the smallest that method {method} can "
-        f"keep is {least}B{kept} ({', '.join(named)})"
+        f"a budget of {readable_bytes(available)} is too small for {tables}: the smallest that method {method} "
+        f"{can} is {least}B{kept} ({', '.join(named)})"
     )
 
 

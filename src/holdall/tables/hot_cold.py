@@ -47,6 +47,13 @@ class HotCold(Method):
         hot = round(self.hot_rows * num_rows) if isinstance(self.hot_rows, float) else min(self.hot_rows, num_rows)
         return hot, num_rows - hot
 
+    @property
+    def trains(self) -> bool:
+        return self.cold.trains
+
+    def for_training(self) -> HotCold:
+        return replace(self, cold=self.cold.for_training())
+
     def num_parameters(self, num_rows: int, dim: int) -> int:
         hot, cold = self.split(num_rows)
         return hot * dim + (self.cold.num_parameters(cold, dim) if cold else 0)

@@ -90,6 +90,15 @@ class Method(ABC):
             parsed = replace(parsed, padding_idx=parsed.padding_idx % num_rows)
         return self._build(num_rows, dim, parsed)
 
+    @property
+    def trains(self) -> bool:
+        """Whether training changes the rows of a table; codes that do not train are fitted or loaded."""
+        return True
+
+    def for_training(self) -> Method:
+        """The form of this method that trains fresh rows and takes as many bytes; itself where there is no other."""
+        return self
+
     @classmethod
     def for_bytes(cls, num_rows: int, dim: int, num_bytes: int) -> Method:
         """The largest setting of this method that stores a float32 table in at most `num_bytes`."""

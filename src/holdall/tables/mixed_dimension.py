@@ -44,6 +44,10 @@ class MixedDimension(Method):
         require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
         require(self.bits in (8, 4, None), self.name, f"bits must be 8, 4 or none, not {self.bits!r}")
 
+    @property
+    def trains(self) -> bool:
+        return self.bits is None
+
     def num_parameters(self, num_rows: int, dim: int) -> int:
         width, projection = (dim, 0) if self.dim >= dim else (self.dim, self.dim * dim)
         return projection if self.bits else num_rows * width + projection

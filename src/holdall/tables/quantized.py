@@ -7,7 +7,7 @@ Frozen codes are for serving. Training has two forms: `stochastic` stores nothin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -75,6 +75,16 @@ class Quantized(Method):
     @property
     def _learned(self) -> bool:
         return self.rounding == "learned"
+
+    @property
+    def trains(self) -> bool:
+        return self.trainable
+
+    def for_training(self) -> Quantized:
+        """Stochastic rounding, which stores codes alone; 4-bit codes stay frozen."""
+        if self.trainable or self.bits == 4:
+            return self
+        return replace(self, rounding="stochastic", trainable=True)
 
     @property
     def levels(self) -> int:

@@ -63,17 +63,22 @@ class TableSettings:
         if self.method is None and self.budget is None:
             return None
         if self.budget is not None:
-            return suggest(num_rows, dim, self.budget, self.method or "auto", min_rows=self.min_rows or 0)
+            return suggest(
+                num_rows, dim, self.budget, self.method or "auto", min_rows=self.min_rows or 0, training=True
+            )
         method = self._given_method()
         min_rows = MIN_ROWS if self.min_rows is None else self.min_rows
         return {name: method for name, rows in num_rows.items() if rows >= min_rows}
 
     def _given_method(self) -> Method:
-        """The method that `method`, `rank` and `setting` describe."""
+        """The method that `method`, `rank` and `setting` describe, in the form that trains unless they rule it out."""
         document: dict[str, Any] = {"method": self.method}
         if self.rank is not None:
             document["rank"] = self.rank
         for pair in self.setting:
             name, value = name_and_value(pair, "--setting")
             document[name] = {"method": value} if value in METHODS else plain_value(value)
-        return method_from_json(document)
+        given = method_from_json(document)
+        trained = given.for_training()
+        is_free = all(getattr(trained, name) == getattr(given, name) for name in document if name != "method")
+        return trained if is_free else given

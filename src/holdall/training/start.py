@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from holdall.common.environment import versions
+from holdall.common.errors import ConfigError
 from holdall.common.files import refuse_existing
 from holdall.common.folder_lock import refuse_locked
 from holdall.common.settings import flag, settings_marked
@@ -15,6 +16,7 @@ from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes, RankLog
 from holdall.distributed.shared_folder import check_shared
 from holdall.popularity.profile import fingerprint
+from holdall.tables import Method
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import RunLog
 
@@ -47,6 +49,17 @@ def _was_refused(out: Path) -> bool:
     """Whether a folder has nothing but logs of ranks, none of which trained."""
     found = list(out.iterdir()) if out.is_dir() else []
     return bool(found) and all(path.match("rank-*.log") for path in found)
+
+
+def refuse_frozen_tables(methods: Mapping[str, Method] | None) -> None:
+    """Raise if the rows of a table would stay the random ones that it starts with."""
+    for name, method in (methods or {}).items():
+        if not method.trains:
+            raise ConfigError(
+                f"table '{name}' is stored by {method}, whose codes are fitted to trained rows and do not train: "
+                f"choose codes that do (--method quantized --setting bits=8), or train dense tables and compress them "
+                f"afterwards (holdall.compress with fit=True)"
+            )
 
 
 def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> None:

@@ -32,7 +32,7 @@ from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
 from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
-from holdall.training.start import agree_on_run, make_run_folder, open_run_log
+from holdall.training.start import agree_on_run, make_run_folder, open_run_log, refuse_frozen_tables
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
@@ -114,6 +114,7 @@ class Trainer:
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
+        refuse_frozen_tables(config.table_methods(self.schema))
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         self.validation = Validation(data, self.schema, config.evaluation)
