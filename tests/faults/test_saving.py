@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,22 +43,6 @@ def test_no_room_while_saving(clicks: Path, tmp_path: Path, same_as_undisturbed:
     for fault, attempt in zip(faults, range(3), strict=True):
         assert FULL.format(tmp_path, fault.step) in found.said(fault.rank)[attempt]
         assert f"rank {fault.rank}: the disk is full" in found.notes(1 - fault.rank)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """File system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small file system: a full disk is tested by injection alone")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_disk_that_really_is_full(

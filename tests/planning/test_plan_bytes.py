@@ -139,7 +139,7 @@ def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, 
     on_device += sum(t.forecast.bytes["device"].total for t in compressed if t.forecast is not None)
     assert on_device == sum(memory["device"][what] for what in ("tables", "table_state", "table_buffers", "staging"))
     fetched: dict[str, list[int]] = {"host": [0, 0], "disk": [0, 0]}
-    marks = 0
+    marks = on_disk = 0
     for pack in packs:
         weights, *state = pack.host_tensors()
         assert isinstance(weights, LazyRows)
@@ -147,8 +147,8 @@ def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, 
         fetched[tier][0] += weights.tensor.nbytes
         fetched[tier][1] += sum(rows.tensor.nbytes for rows in state)
         marks += weights.touched.nbytes
+        on_disk += sum(rows.file.num_bytes for rows in (weights.store, *state) if isinstance(rows, DiskRows))
     for tier, (rows, state_of_rows) in fetched.items():
         assert (memory[tier]["tables"], memory[tier]["table_state"]) == (rows, state_of_rows)
     assert memory["host"]["table_buffers"] == marks
-    on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.rows"))
     assert on_disk == memory["disk"]["tables"] + memory["disk"]["table_state"]

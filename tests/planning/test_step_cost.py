@@ -32,7 +32,7 @@ from holdall.planning.step_cost import (
 )
 from holdall.planning.table_cost import COMPRESSED_ROWS, parameter_ratio
 from holdall.tables import Dense, Frobenius, Hashed, TensorTrain
-from holdall.tiers.host_rows import RESIDENT_BYTES
+from holdall.tiers.mapped_file import RESIDENT_BYTES
 from tests.planning.made_up_hardware import hardware, lookups, schema_of
 
 ROWS = {"a": 40_000, "b": 20_000}

@@ -39,7 +39,7 @@ def test_an_unknown_mover_is_refused() -> None:
 def test_rows_that_kernels_cannot_move(tmp_path: Path) -> None:
     gpu = torch.device("cuda")
     assert why_not_by_kernels(HostRows(torch.zeros(3, 4, dtype=torch.float64)), gpu) is not None
-    assert "on disk" in str(why_not_by_kernels(DiskRows(tmp_path / "rows", (3, 4), torch.float32), gpu))
+    assert "on disk" in str(why_not_by_kernels(DiskRows(tmp_path, (3, 4), torch.float32), gpu))
 
 
 def test_plain_training_has_no_rows_to_fetch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,6 +158,34 @@ def test_rows_on_disk_train_to_the_same_bits(data: Path, tmp_path: Path, optimiz
     assert not (tmp_path / "disk" / SCRATCH).exists()
 
 
+def test_a_disk_that_cannot_hold_all_files_together_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and the two states of Adam are a file each: their sum is refused, before anything is written."""
+    needed = 3 * 4 * 4 * sum(feature.num_rows for feature in DataSet(data).schema.features)
+    free = needed - 1
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=free))
+    config = SPLIT.replace(tail="disk", optimizer="adam", steps=2)
+    with pytest.raises(ConfigError, match=r"on disk take .* and the disk of .*tiers has .* left: free 1 B, or use"):
+        train(data, tmp_path / "run", config, quiet=True)
+    assert not (tmp_path / "run").exists()
+    free = needed
+    assert train(data, tmp_path / "run", config, quiet=True)["steps"] == 2
+
+
+def test_an_evaluation_from_disk_has_no_files_with_names(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing is left of one that is killed."""
+    train(data, tmp_path / "run", SPLIT.replace(tail="disk"), quiet=True)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    model, *_ = load_model(tmp_path / "run")
+    with torch.no_grad():
+        assert model(DataSet(data, "test").slice(0, 50)).shape == (50,)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_untouched_rows_are_not_saved(tmp_path: Path) -> None:
     """Of 300,000 rows a few thousand are looked up: the checkpoint holds those, and every row loads."""
     write_prepared(SyntheticConfig(rows=3000, cardinalities=(200_000, 100_000), num_dense=1), tmp_path / "data")
@@ -179,8 +208,8 @@ def test_resuming_from_disk_after_a_crash(data: Path, tmp_path: Path) -> None:
     config = SPLIT.replace(tail="disk", refresh_hot=3)
     train(data, tmp_path / "whole", config, quiet=True)
     train(data, tmp_path / "parts", config.replace(steps=8), quiet=True)
-    (tmp_path / "parts" / SCRATCH / "0").mkdir(parents=True)
-    (tmp_path / "parts" / SCRATCH / "0" / "weight.rows").write_bytes(b"half a row")
+    (tmp_path / "parts" / SCRATCH).mkdir(parents=True)
+    (tmp_path / "parts" / SCRATCH / "weight.rows").write_bytes(b"half a row")
     train(data, tmp_path / "parts", config, resume=True, quiet=True)
     assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
 

@@ -26,7 +26,7 @@ from holdall.planning.plan import STAGES, TablePlan
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.table_cost import chain_of, parameter_ratio, table_costs
 from holdall.tables import Dense, HotCold, Method
-from holdall.tiers.host_rows import RESIDENT_BYTES, exceeds_resident
+from holdall.tiers.mapped_file import RESIDENT_BYTES, exceeds_resident
 
 COPIED = "copied"
 """Tier of rows that the host copies to a GPU from files in the page cache; it has no rates of its own."""

@@ -1,15 +1,13 @@
 """Rows in host memory or in memory-mapped files, with initial values that take no storage.
 
 A lazy table stores the exclusive-or of a row's bits with the bits of its initial values. Rows that were never written
-are stored as zeros, which take no pages of memory and no blocks of a sparse file, and a row is read back exact to the
-bit. (`holdall.tables.initial_rows` computes initial values from seed and row number.)
+are stored as zeros, which take no pages of memory, and a row is read back exact to the bit.
+(`holdall.tables.initial_rows` computes initial values from seed and row number.)
 """
 
 from __future__ import annotations
 
 import mmap
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from holdall.common.errors import ConfigError, TierError
-from holdall.common.sizes import readable_bytes
 from holdall.embedding.dense_pack import DensePack
 from holdall.tables.initial_rows import initial_rows
+from holdall.tiers.mapped_file import MappedFile
 
 _BITS = {
     torch.float32: torch.int32,
@@ -29,15 +26,8 @@ _BITS = {
     torch.float16: torch.int16,
 }
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value, where Python does not have the name
-RESIDENT_BYTES = 1 << 30
-"""Mapped pages of a file that may stay resident before the process releases them (the page cache keeps them)."""
 FILL_ROWS = 1 << 18
 """Rows that are decoded at a time when lazy rows are copied to a device."""
-
-
-def exceeds_resident(num_bytes: int) -> bool:
-    """Whether a file of so many bytes is larger than what may stay resident."""
-    return num_bytes > RESIDENT_BYTES
 
 
 class HostRows:
@@ -100,50 +90,14 @@ def unreserved(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return numbers.view(dtype).view(*shape)
 
 
-class MappedFile:
-    """New sparse file of `num_bytes`, mapped into memory: it takes no disk until it is written."""
-
-    def __init__(self, path: Path, num_bytes: int):
-        self.path, self.num_bytes = path, num_bytes
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
-        if num_bytes > free:
-            raise ConfigError(
-                f"{path} may grow to {readable_bytes(num_bytes)} and its disk has {readable_bytes(free)} left: free "
-                f"{readable_bytes(num_bytes - free)}, or name a folder on another disk"
-            )
-        self._file = path.open("x+b")
-        self._file.truncate(num_bytes)
-        self._map = mmap.mmap(self._file.fileno(), num_bytes)
-        self._map.madvise(mmap.MADV_RANDOM)  # no readahead: the rows of a step are scattered
-        self._accessed = 0
-
-    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.frombuffer(self._map, dtype=dtype).view(*shape)
-
-    def before_access(self, num_rows: int) -> None:
-        """Refuse a file that was truncated, since access to its pages would kill the process, and bound what is
-        resident."""
-        size = os.fstat(self._file.fileno()).st_size
-        if size < self.num_bytes or not self.path.exists():
-            raise TierError(
-                f"{self.path} was truncated or removed while it was in use ({size:,} of {self.num_bytes:,} bytes): "
-                f"resume from the last checkpoint, and do not touch the file while the run uses it"
-            )
-        self._accessed += num_rows * mmap.PAGESIZE
-        if self._accessed > RESIDENT_BYTES and exceeds_resident(self.num_bytes):
-            self._map.madvise(mmap.MADV_DONTNEED)
-            self._accessed = 0
-
-
 class DiskRows(HostRows):
-    """Rows in a memory-mapped file, zeros at first."""
+    """Rows in a memory-mapped file on the disk of a folder, zeros at first."""
 
     on_disk = True
 
-    def __init__(self, path: Path, shape: Sequence[int], dtype: torch.dtype):
+    def __init__(self, folder: Path, shape: Sequence[int], dtype: torch.dtype):
         num_bytes = max(1, torch.Size(shape).numel() * dtype.itemsize)
-        self.file = MappedFile(path, num_bytes)
+        self.file = MappedFile(folder, num_bytes)
         super().__init__(self.file.tensor(shape, dtype))
 
     def read_raw(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -230,18 +184,18 @@ class LazyRows(HostRows):
         return out.nbytes if written else 0
 
 
-def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callable[[str, Tensor], HostRows]]:
-    """Host rows of a pack, and a function that allocates more of the same kind, by name and shape.
+def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callable[[Tensor], HostRows]]:
+    """Host rows of a pack, and a function that allocates more of the same kind, by shape.
 
     The storage of the pack itself; or, if it has none yet, lazy rows in memory or (with a `folder`) in files.
     """
     if not host.storage.is_meta:
-        return HostRows(host.storage), lambda name, like: HostRows(torch.zeros(like.shape, dtype=like.dtype))
+        return HostRows(host.storage), lambda like: HostRows(torch.zeros(like.shape, dtype=like.dtype))
 
-    def new(name: str, like: Tensor) -> HostRows:
+    def new(like: Tensor) -> HostRows:
         if folder is None:
             return HostRows(unreserved(like.shape, like.dtype))
-        return DiskRows(folder / f"{name}.rows", like.shape, like.dtype)
+        return DiskRows(folder, like.shape, like.dtype)
 
     tables = host.tables.values()
     seeds = [table.seed for table in tables if table.seed is not None]
@@ -251,4 +205,4 @@ def stored_rows(host: DensePack, folder: Path | None) -> tuple[HostRows, Callabl
         seeds=torch.tensor(seeds),
         stds=torch.tensor([table.init_std for table in tables]),
     )
-    return LazyRows(new("weight", host.storage), initial), new
+    return LazyRows(new(host.storage), initial), new

@@ -136,8 +136,8 @@ def place(
     at a time (see `holdall.tiers.staging.buffers_for`).
 
     Dense tables that were built on `meta` get rows that take no memory until they are written. `tails` is where the
-    rows of each that are not hot are stored: `host`, the default; `disk`, in new files under `folder`; `device`, whole
-    tables there, with nothing to move.
+    rows of each that are not hot are stored: `host`, the default; `disk`, in new files on the disk of `folder`;
+    `device`, whole tables there, with nothing to move.
 
     `fetch_by` chooses the `RowMover`: `copy`, the host gathers rows and copies them in one piece; `kernel`, kernels on
     the device read and write host memory, all of which is pinned; `auto`, kernels where possible, if `kernel_is_faster`
@@ -158,18 +158,17 @@ def place(
             bags.table(name).to(device)
     move_dense_part(model, device)
     whole, packs = [], []
-    for number, (tail, pack) in enumerate(_by_tail(bags.packs, tails or {}, device)):
+    for tail, pack in _by_tail(bags.packs, tails or {}, device):
         if tail == "device":
             whole.append(pack)
             continue
-        subfolder = folder / str(number) if folder is not None and tail == "disk" else None
         packs.append(
             TieredPack(
                 pack,
                 hot_rows,
                 device,
                 num_buffers=num_buffers,
-                folder=subfolder,
+                folder=folder if tail == "disk" else None,
                 fetch_by=fetch_by,
                 kernel_is_faster=kernel_is_faster,
             )

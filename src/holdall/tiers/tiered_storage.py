@@ -75,7 +75,7 @@ class TieredStorage(DensePack):
     def allocate_slots(self, make: Callable[[Tensor], dict[str, Tensor]]) -> dict[str, Tensor]:
         self.slots = make(self.storage)
         shapes = make(torch.empty(self.host.storage.shape, dtype=self.storage.dtype, device="meta"))
-        self.host_slots = {slot: self._new_host_rows(slot, state) for slot, state in shapes.items()}
+        self.host_slots = {slot: self._new_host_rows(state) for slot, state in shapes.items()}
         return self.slots
 
     def device_tensors(self) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,11 @@ def model_tensors(model: nn.Module) -> dict[str, Any]:
 
 
 def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
-    """A model whose tables are in files that are deleted with it, and the tensors to load a checkpoint into."""
+    """A model whose tables are in nameless files of the temporary folder, and the tensors to load a checkpoint into."""
     torch.manual_seed(config.seed)  # decides the initial values of untouched rows
     model = config.build_model(schema, dense_device="meta")
-    files = tempfile.TemporaryDirectory(prefix="holdall-")
-    weakref.finalize(model, files.cleanup)
     hot = dict.fromkeys((name for pack in model.bags.packs for name in pack.tables), 0)
-    tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(files.name))
+    tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(tempfile.gettempdir()))
     tensors = model_tensors(model)
     tensors.update({f"model.bags.{name}": tensor for name, tensor in tiers.lazy_weights().items()})
     return model, tensors

@@ -18,6 +18,7 @@ from holdall.embedding.bags import module_name
 from holdall.models.model import Model
 from holdall.planning.machine.transfer_path import kernel_is_faster
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
+from holdall.tiers.mapped_file import refuse_full_disk
 from holdall.tiers.pipeline import Pipeline
 from holdall.tiers.placement import Tiers, place
 from holdall.tiers.staging import buffers_for
@@ -54,13 +55,16 @@ class SplitStrategy(Strategy):
 
     def _place(self, model: Model, packed: set[str], depth: int) -> Tiers:
         """Move the tables of a model to their tiers; staging buffers are as large as the plan forecasts."""
+        tails = dict.fromkeys(packed, self.config.placement.tail) if self.plan is None else self.plan.tails()
+        on_disk = sum(model.bags.table(name).num_rows for name in packed if tails.get(name) == "disk")
+        refuse_full_disk(self.scratch, on_disk * bytes_per_row(self.config, model))
         tiers = place(
             model,
             self.hot_rows,
             self.device,
             refreshes=self.config.placement.refresh_hot is not None,
             num_buffers=buffers_for(depth),
-            tails=dict.fromkeys(packed, self.config.placement.tail) if self.plan is None else self.plan.tails(),
+            tails=tails,
             folder=self.scratch,
             fetch_by=self.config.placement.fetch_by,
             kernel_is_faster=kernel_is_faster,
