@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from holdall.common.progress import SampleProgress
@@ -67,6 +68,31 @@ def evaluate_model(
             progress.update(len(batch))
     metrics.sum_over_ranks(part.reduce)
     return metrics.compute(allow_one_class=allow_one_class)
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """Logits and labels of all rows of a split, in the order of its files: 8 bytes a row on the host."""
+
+    logits: Tensor
+    """[n] float32."""
+    labels: Tensor
+    """[n] float32."""
+
+
+def score_split(model: nn.Module, data: DataSet, *, batch_size: int = BATCH_SIZE, quiet: bool = True) -> SplitScores:
+    """Logits of `model` for every row of a split, for metrics that need them all at once (see `evaluation.paired`)."""
+    device = batch_device(model)
+    logits, labels = torch.empty(len(data)), torch.empty(len(data))
+    done = 0
+    with evaluating(model), SampleProgress(len(data), label=f"score {data.split}", quiet=quiet) as progress:
+        for batch in Loader(data, batch_size, shuffle="none").epoch(0):
+            part = slice(done, done + len(batch))
+            logits[part], labels[part] = model(batch.to(device)).float(), batch.label
+            done += len(batch)
+            progress.update(len(batch))
+    assert done == len(data)
+    return SplitScores(logits, labels)
 
 
 def rank_model(model: nn.Module, data: DataSet, k: int = K, part: SplitShare = SplitShare()) -> dict[str, float]:  # noqa: B008

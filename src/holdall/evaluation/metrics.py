@@ -93,7 +93,7 @@ class BinaryMetrics:
             raise DataError("metrics of no samples are undefined: the split is empty")
         one_class = num_positives == 0 or num_negatives == 0
         if one_class and not allow_one_class:
-            raise DataError(_one_class_message(int(total), int(num_positives)))
+            raise DataError(one_class_message(int(total), int(num_positives)))
         auc = bound = entropy = math.nan
         if not one_class:
             pairs = num_positives * num_negatives
@@ -142,7 +142,7 @@ def exact_auc(scores: Any, labels: Any) -> float:
     num_positives = int(positive.sum())
     num_negatives = label.size - num_positives
     if not num_positives or not num_negatives:
-        raise DataError(_one_class_message(label.size, num_positives))
+        raise DataError(one_class_message(label.size, num_positives))
     distinct, place = numpy.unique(score, return_inverse=True)
     positives = numpy.bincount(place, weights=positive, minlength=distinct.size)
     negatives = numpy.bincount(place, weights=~positive, minlength=distinct.size)
@@ -150,7 +150,8 @@ def exact_auc(scores: Any, labels: Any) -> float:
     return float((positives * (below + negatives / 2)).sum() / num_positives / num_negatives)
 
 
-def _one_class_message(num_samples: int, num_positives: int) -> str:
+def one_class_message(num_samples: int, num_positives: int) -> str:
+    """The error of an AUC of rows that are all positives, or all negatives."""
     return (
         f"AUC is undefined: all {num_samples} labels are {1 if num_positives else 0} "
         f"({num_positives} positives, {num_samples - num_positives} negatives): "
