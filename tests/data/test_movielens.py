@@ -310,3 +310,29 @@ def test_test_events_that_training_has_are_repeated_ones(tmp_path: Path) -> None
     schema = run(tmp_path, *files, negatives=0)
     assert schema.source["counts"]["duplicate_events"] == 1
     assert [user for user, _, _ in events(tmp_path / "out", "test")] == ["1", "2"]
+
+
+def test_large_ids_stay_exact_beside_lines_that_are_refused(tmp_path: Path) -> None:
+    item = str(2**53 + 1)
+    raw = write_lines(tmp_path / "ratings.dat", [f"1::{item}::5::100", "1::2::5::200", "1::3::5::x"])
+    run(tmp_path, raw, negatives=0, bad_rows="skip")
+    assert events(tmp_path / "out", "train") == [("1", item, 1)]
+
+
+@pytest.mark.parametrize(
+    "line", ['1,"Toy (1995),Comedy', '1,Toy (1995),"Comedy', '1,"Toy" x,Comedy', '1,"' + "x" * 200_000]
+)
+def test_movies_with_wrong_quotes_are_refused(tmp_path: Path, line: str) -> None:
+    ratings = write_lines(tmp_path / "ratings.csv", ["userId,movieId,rating,timestamp", "1,1,5,1", "1,2,5,2"])
+    movies = write_lines(tmp_path / "movies.csv", ["movieId,title,genres", "2,B (1990),Drama", line])
+    with pytest.raises(DataError, match=r"movies.csv, line 3: \d field"):
+        run(tmp_path, ratings, movies)
+
+
+@pytest.mark.parametrize("pair", ["(" + "9" * 30 + ",10)", "(\u0661,10)"])
+def test_negatives_of_ids_that_are_no_ids_are_refused(tmp_path: Path, pair: str) -> None:
+    train = write_lines(tmp_path / "a.train.rating", ["0\t10\t5\t1", "0\t20\t5\t2"])
+    test = write_lines(tmp_path / "a.test.rating", ["0\t30\t5\t3"])
+    given = write_lines(tmp_path / "a.test.negative", [f"{pair}\t20"])
+    with pytest.raises(DataError, match=r"a.test.negative, line 1: the line is not '\(user,item\)'"):
+        run(tmp_path, train, test, given)

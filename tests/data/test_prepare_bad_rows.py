@@ -228,7 +228,7 @@ def test_rows_in_are_rows_out_and_rows_refused(data: bytes, block_bytes: int) ->
         read = list(read_text(raw, CRITEO, block_bytes))
     assert sum(rows.num_rows for rows in read) == len(lines)
     kept = {int(number): row[14:] for rows in read for number, row in zip(rows.numbers, rows.frame.rows(), strict=True)}
-    refused = {row.line - 1: row for rows in read for row in rows.refused}
+    refused = {row.line - 1 + later: row for rows in read for row in rows.refused for later in range(row.num_rows)}
     assert sorted([*kept, *refused]) == list(range(len(lines)))  # each line once, in one of the two
     for number, line in enumerate(lines):
         assert kept.get(number) == expected_row(line)

@@ -151,3 +151,17 @@ def test_options_and_files_that_do_not_fit(tmp_path: Path) -> None:
         PrepareConfig(format="taobao", positive="> 3")
     with pytest.raises(ConfigError, match=r"the layout of taobao is known"):
         PrepareConfig(format="taobao", schema=Path("x.toml"))
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "error"),
+    [
+        ("u.item", b"0 a\xff 1 1", "line 1: byte 0xff"),
+        ("u.item", b"0 a 1\r1", "line 1: a carriage return is inside the line"),
+        ("train.txt", b"0 5 1\r1 3 5", "line 1: a carriage return is inside the line"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, file: str, line: bytes, error: str) -> None:
+    (write_set(tmp_path) / file).write_bytes(line + b"\n")
+    with pytest.raises(DataError, match=error):
+        run(tmp_path)

@@ -12,7 +12,11 @@ from holdall.data.rows import Refused
 
 BAD_ROWS_FILE = "bad_rows.tsv"
 HEADER = "file\tline\treason\tcontent\n"
-ESCAPES = str.maketrans({"\n": "\\n", "\r": "\\r"})
+TAB = "\t"
+
+
+def escaped(text: str) -> str:
+    return text.replace("\n", "\\n").replace("\r", "\\r")
 
 
 class BadRows:
@@ -41,9 +45,8 @@ class BadRows:
             self._file = self.path.open("w", encoding="utf-8")
             self._file.write(HEADER)
         for row in refused:
-            reason = row.reason.translate(ESCAPES).replace("\t", " ")
-            self._file.write(f"{source}\t{row.line}\t{reason}\t{row.raw.translate(ESCAPES)}\n")
-        self.count += len(refused)
+            self._file.write(f"{source}\t{row.line}\t{escaped(row.reason).replace(TAB, ' ')}\t{escaped(row.raw)}\n")
+        self.count += sum(row.num_rows for row in refused)
 
     def __enter__(self) -> BadRows:
         return self

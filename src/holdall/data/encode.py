@@ -19,7 +19,8 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
-from holdall.data.id_map import load_id_maps
+from holdall.data.id_map import as_text, load_id_maps
+from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.schema import DenseColumn, Feature, Schema
 
 Array = npt.NDArray[Any]
@@ -33,7 +34,9 @@ class Encoder:
     Memory: about 40 bytes per row of the maps, once each has been used.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, *, max_value_bytes: int = MAX_VALUE_BYTES):
+        """Rows with a value of more than `max_value_bytes`, and longer than all values of its map, are refused."""
+        self.max_value_bytes = max_value_bytes
         self.schema = Schema.load(Path(folder))
         self.maps = load_id_maps(folder)
         self.num_unseen = {feature.name: 0 for feature in self.schema.features}
@@ -49,19 +52,30 @@ class Encoder:
         for feature in self.schema.features:
             values = find(table, feature.name)
             if feature.one_hot:
-                singles.append(self._ids(feature, values))
+                singles.append(self._ids(feature, values, np.arange(table.num_rows)))
             else:
                 texts, lengths = pieces(values, feature)
-                bags.append(Ragged(self._ids(feature, texts), offsets_of(lengths)))
+                rows = np.repeat(np.arange(table.num_rows), lengths)
+                bags.append(Ragged(self._ids(feature, texts, rows), offsets_of(lengths)))
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
         columns = Columns(label=self._label(table), dense=dense, ids=ids, bags=tuple(bags))
         return columns.batch([feature.one_hot for feature in self.schema.features])
 
-    def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray) -> Array:
+    def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
+        """[L] ids of values [L], which belong to these rows [L]."""
+        id_map = self.maps[feature.name]
         try:
-            ids = self.maps[feature.name].apply(values)
+            texts = as_text(values)
         except pa.ArrowException as error:
             raise DataError(f"feature '{feature.name}' needs text, not {values.type} ({error})") from error
+        lengths = np.asarray(pc.binary_length(texts))
+        limit = max(self.max_value_bytes, id_map.longest) if lengths.max(initial=0) > self.max_value_bytes else 0
+        if limit and len(long := np.flatnonzero(lengths > limit)):
+            raise DataError(
+                f"feature '{feature.name}' has a value of {lengths[long[0]]:,} bytes in row {rows[long[0]]}, but "
+                f"{limit:,} are the most: shorten it, or set max_value_bytes"
+            )
+        ids = id_map.apply(texts)
         self.num_unseen[feature.name] += int(np.count_nonzero(ids == feature.unseen))
         return ids
 
@@ -78,9 +92,9 @@ class Encoder:
         return label.astype(np.uint8)
 
 
-def encode_rows(folder: str | Path, table: Table) -> Batch:
+def encode_rows(folder: str | Path, table: Table, *, max_value_bytes: int = MAX_VALUE_BYTES) -> Batch:
     """Encode raw rows with the maps of a prepared data set; use an `Encoder` to do it more than once."""
-    return Encoder(folder).encode(table)
+    return Encoder(folder, max_value_bytes=max_value_bytes).encode(table)
 
 
 def as_table(table: Table) -> pa.Table:

@@ -8,6 +8,7 @@ folder that `holdall order` made, the ids from `ordered_from` on are in another 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
 FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+LONG_BYTES = 256  # values hashed one by one, in a microsecond or two each
 ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` from overflowing
 
 Array = npt.NDArray[Any]
@@ -100,6 +102,11 @@ class IdMap:
             where, left = where[~equal] + 1, left[~equal]
 
     @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest value."""
+        return int(pc.max(pc.binary_length(self.values)).as_py() or 0)
+
+    @cached_property
     def _index(self) -> tuple[Array, Array]:
         """Hashes of all values in ascending order, and the id of each; without the unseen row."""
         hashes = hash_strings(self.values)
@@ -142,16 +149,20 @@ def is_nameable(kind: pa.DataType) -> bool:
 
 
 def hash_strings(strings: pa.LargeStringArray) -> Array:
-    """[R] 64-bit FNV-1a hashes of the strings' bytes, a byte of all strings at a time."""
+    """[R] 64-bit hashes of the strings' bytes: FNV-1a, a byte of all strings at a time, and BLAKE2b for long strings,
+    so that the time is linear in the bytes."""
     _, offset_buffer, data_buffer = strings.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
     data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
     lengths = np.diff(offsets)
     hashes = np.full(len(strings), 0xCBF29CE484222325, dtype=np.uint64)
-    longer = np.arange(len(strings))
-    for index in range(int(lengths.max(initial=0))):
+    longer = np.flatnonzero(lengths <= LONG_BYTES)
+    for index in range(int(lengths[longer].max(initial=0))):
         longer = longer[lengths[longer] > index]
         hashes[longer] = (hashes[longer] ^ data[offsets[longer] + index]) * np.uint64(0x100000001B3)
+    for row in np.flatnonzero(lengths > LONG_BYTES).tolist():
+        digest = hashlib.blake2b(data[offsets[row] : offsets[row + 1]].tobytes(), digest_size=8).digest()
+        hashes[row] = int.from_bytes(digest, "little")
     return hashes
 
 

@@ -18,6 +18,9 @@ RESERVED = (
     "probability",
 )  # columns of a split file that a bag or sequence must not be named after
 
+MAX_VALUE_BYTES = 64 << 10
+"""Default length of the longest categorical value: one beyond it is text or a broken file, not the name of a row."""
+
 COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -120,6 +123,8 @@ class Layout:
     features: tuple[RawFeature, ...] = ()
     text: TextFormat | None = None
     """For text files; Parquet files describe themselves."""
+    max_value_bytes: int = MAX_VALUE_BYTES
+    """Rows with a categorical value of more bytes are refused."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.dense] + [feature.name for feature in self.features]

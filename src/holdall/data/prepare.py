@@ -20,6 +20,7 @@ from holdall.common.files import atomic_folder, refuse_existing
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
+from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
@@ -27,6 +28,9 @@ from holdall.data.schema import SCHEMA_FILE, Schema
 
 IMPLICIT = ("movielens", "taobao", "yelp")
 """Formats of implicit data, of which events of users are held out, not a fraction of rows."""
+
+LEAST = {"rare_below": 1, "rows_per_file": 1, "candidates": 1, "max_length": 1, "max_value_bytes": 1, "negatives": 0}
+"""The least value of each size among the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,8 @@ class PrepareConfig:
     """Seed of the split and of the negatives."""
     dense: Literal["log", "standard", "none"] = "log"
     """Stored value of a number x: log(max(x, 0) + 1), (x - mean) / std of the training rows, or x; 0 if missing."""
+    max_value_bytes: int = MAX_VALUE_BYTES
+    """Bytes of the longest categorical value; a row with a longer one is a row that cannot be read."""
     bad_rows: Literal["stop", "skip"] | None = None
     """A row that cannot be read: stop, or skip and list it in bad_rows.tsv; stop by default (bookcrossing: skip)."""
     overwrite: bool = False
@@ -75,15 +81,15 @@ class PrepareConfig:
             raise ConfigError(
                 f"valid ({self.valid_fraction}) and test ({self.test}) must not be negative and leave rows to train on"
             )
-        for name in ("rare_below", "rows_per_file", "candidates", "max_length"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be 1 or more")
+        for name, least in LEAST.items():
+            if not least <= getattr(self, name) < 2**31:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more, and below 2^31")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed is {self.seed}, but must be 0 or more, and below 2^63")
         if self.format == "table" and self.schema is None:
             raise ConfigError("--format table needs --schema FILE.toml (sample: configs/table-example.toml)")
         if self.format != "table" and self.schema is not None:
             raise ConfigError(f"--schema goes with --format table: the layout of {self.format} is known")
-        if self.negatives < 0:
-            raise ConfigError(f"negatives is {self.negatives}, but must be 0 or more")
         if self.split == "time" and (self.format != "avazu" or self.test_from_last_file):
             raise ConfigError(
                 "--split time goes with --format avazu, and without --test-from-last-file: of the other formats either "

@@ -49,7 +49,7 @@ def parse(
     """Split checked records into columns and check their values."""
     pl = import_polars()
     assert layout.text is not None
-    num_rows = len(records) + len(refused)
+    num_rows = len(records) + sum(row.num_rows for row in refused)
     names = {f"column{index}": name for index, name in zip(positions, layout.used_columns, strict=True)}
     if len(records):
         # Polars drops a byte order mark at the start of its input; within a file it belongs to the value.

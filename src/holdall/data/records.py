@@ -7,6 +7,7 @@ refused with its number and the reason, so that rows in = rows out + rows refuse
 from __future__ import annotations
 
 import codecs
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,7 +43,7 @@ class Records:
         start = int(self.ends[record - 1]) if record else 0
         return self.data[start : int(self.ends[record]) - 1]
 
-    def without(self, refused: dict[int, str]) -> Records:
+    def without(self, refused: Iterable[int]) -> Records:
         """The records that are not refused, with their bytes moved together."""
         keep = np.ones(len(self), dtype=bool)
         keep[list(refused)] = False
@@ -51,24 +52,28 @@ class Records:
         return Records(data, np.cumsum(lengths[keep]), self.lines[keep], self.rows[keep])
 
 
-def check_records(block: TextBlock, text: TextFormat, num_columns: int) -> tuple[Records, list[Refused]]:
-    """The records of a block in UTF-8, every one with `num_columns` columns, and the refused ones."""
-    refused: list[Refused] = []
+def check_records(block: TextBlock, text: TextFormat, num_columns: int | None) -> tuple[Records, list[Refused]]:
+    """The records of a block in UTF-8, every one with `num_columns` columns (or any number), and the refused ones."""
 
     def refuse(records: Records, reasons: dict[int, str], encoding: str = "utf-8") -> Records:
+        if not reasons:
+            return records
+        starts, ends, lines = records.starts.tolist(), records.ends.tolist(), records.lines.tolist()
         for record, reason in reasons.items():
-            raw = records.raw(record).decode(encoding, "backslashreplace")
-            refused.append(Refused(int(records.lines[record]), reason, raw))
-        return records.without(reasons) if reasons else records
+            raw = records.data[starts[record] : ends[record] - 1].decode(encoding, "backslashreplace")
+            refused.append(Refused(lines[record], reason, raw))
+        return records.without(reasons)
 
-    records = split_records(block, text)
+    records, refused = without_empty_lines(split_records(block, text), text, num_columns)
     records = refuse(records, stray_returns(records), text.encoding)
     records = refuse(records, undecodable(records, text.encoding), text.encoding)
     records = to_utf8(records, text.encoding)
     if text.quote:
         records = refuse(records, open_quotes(records, text.quote))
         records = refuse(records, misplaced_quotes(records, text))
-    return refuse(records, wrong_columns(records, text, num_columns)), refused
+    if num_columns is not None:
+        records = refuse(records, wrong_columns(records, text, num_columns))
+    return records, refused
 
 
 def split_records(block: TextBlock, text: TextFormat) -> Records:
@@ -83,6 +88,20 @@ def split_records(block: TextBlock, text: TextFormat) -> Records:
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
     lines = block.first_line + np.searchsorted(newlines, starts)
     return Records(data, ends, lines, np.arange(len(ends)))
+
+
+def without_empty_lines(records: Records, text: TextFormat, num_columns: int | None) -> tuple[Records, list[Refused]]:
+    """The other records, and one refusal for every run of empty lines, which may be most of a file."""
+    empty = np.diff(records.ends, prepend=0) == 1
+    if not empty.any():
+        return records, []
+    edges = np.flatnonzero(np.diff(empty, prepend=False, append=False))
+    wanted = "" if num_columns is None else f" instead of {num_columns} columns separated by {text.separator!r}"
+    refused = [
+        Refused(line, f"{'an empty line' if number == 1 else f'{number:,} empty lines'}{wanted}", "", number)
+        for line, number in zip(records.lines[edges[0::2]].tolist(), (edges[1::2] - edges[0::2]).tolist(), strict=True)
+    ]
+    return records.without(np.flatnonzero(empty)), refused
 
 
 def double_quotes(data: bytes, text: TextFormat) -> bytes:
@@ -173,13 +192,13 @@ def wrong_columns(records: Records, text: TextFormat, num_columns: int) -> dict[
         inside = np.cumsum(data == ord(text.quote), dtype=np.uint8) % 2 == 1
         separators &= ~inside
     counts = np.diff(np.searchsorted(np.flatnonzero(separators), records.ends), prepend=0) + 1
-    reasons = {}
-    for record in np.flatnonzero(counts != num_columns).tolist():
-        found = (
-            f"{counts[record]} column{'s' if counts[record] > 1 else ''}" if records.raw(record) else "an empty line"
-        )
-        reasons[record] = f"{found} instead of {num_columns} columns separated by {text.separator!r}"
-    return reasons
+    wrong = np.flatnonzero(counts != num_columns)
+    wanted = f"{num_columns} columns separated by {text.separator!r}"
+    reasons = {
+        count: f"{count} column{'s' if count > 1 else ''} instead of {wanted}"
+        for count in np.unique(counts[wrong]).tolist()
+    }
+    return {record: reasons[count] for record, count in zip(wrong.tolist(), counts[wrong].tolist(), strict=True)}
 
 
 def records_at(records: Records, positions: Positions) -> list[int]:

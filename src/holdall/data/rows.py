@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+MAX_SHOWN = 80
 
 
 def import_polars() -> Any:
@@ -38,6 +39,8 @@ class Refused:
     """Line number, or row number in files without lines; counted from 1."""
     reason: str
     raw: str
+    num_rows: int = 1
+    """Rows that it stands for: a run of empty lines is one."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +91,33 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         checks.append(fine.alias(f"dense{index}"))
     outputs += [values_of(raw.schema[f.column], f).alias(f"feature{i}") for i, f in enumerate(layout.features)]
     frame = raw.select(outputs)
-    if raw.select(checks[0].all()).item() and clearly_fine(raw, frame, layout):
+    lengths = frame.select(length_of(feature, f"feature{i}") for i, feature in enumerate(layout.features))
+    if raw.select(checks[0].all()).item() and clearly_fine(raw, frame, lengths, layout):
         return frame, {}
-    flags = raw.select(checks)
+    flags = raw.select(checks).hstack(lengths.select(pl.all().fill_null(0) <= layout.max_value_bytes))
     good = flags.select(pl.all_horizontal(pl.all())).to_series()
-    return frame.filter(good), explain(raw, flags, (~good).arg_true().to_list(), layout)
+    return frame.filter(good), explain(raw, flags, lengths, (~good).arg_true().to_list(), layout)
 
 
-def clearly_fine(raw: pl.DataFrame, frame: pl.DataFrame, layout: Layout) -> bool:
-    """Whether every dense value is a number or plainly missing: a tenth of the time that flags for each row take."""
+def clearly_fine(raw: pl.DataFrame, frame: pl.DataFrame, lengths: pl.DataFrame, layout: Layout) -> bool:
+    """Whether every dense value is a number or plainly missing and no value is too long: a tenth of the time that
+    flags for each row take."""
     pl = import_polars()
     names = [f"dense{index}" for index in range(len(layout.dense))]
     columns = [dense.column for dense in layout.dense]
     if any(frame[name].null_count() > raw[column].null_count() for name, column in zip(names, columns, strict=True)):
         return False
+    if not all(lengths.select((pl.all() <= layout.max_value_bytes).all()).row(0) if lengths.width else []):
+        return False
     return all(frame.select((pl.col(name).abs() <= FLOAT32_MAX).all() for name in names).row(0) if names else [])
+
+
+def length_of(feature: RawFeature, name: str) -> Any:
+    """Expression for the bytes of a feature's value, of the longest one in a list; null for an empty list."""
+    pl = import_polars()
+    if feature.kind == "categorical":
+        return pl.col(name).str.len_bytes()
+    return pl.col(name).list.eval(pl.element().str.len_bytes()).list.max()
 
 
 def number_of(dtype: Any, column: str) -> tuple[Any, Any]:
@@ -135,19 +150,36 @@ def values_of(dtype: Any, feature: RawFeature) -> Any:
     return pieces.list.head(feature.max_length) if feature.kind == "bag" else pieces.list.tail(feature.max_length)
 
 
-def explain(raw: pl.DataFrame, fine: pl.DataFrame, rows: list[int], layout: Layout) -> dict[int, str]:
+def explain(
+    raw: pl.DataFrame, fine: pl.DataFrame, lengths: pl.DataFrame, rows: list[int], layout: Layout
+) -> dict[int, str]:
     """Reason why each of these rows is refused: its first invalid value."""
-    columns = {"label": layout.label} | {f"dense{index}": dense.column for index, dense in enumerate(layout.dense)}
+    names = fine.columns
+    columns = [layout.label, *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
+    wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
+    values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}
-    for row in rows:
-        flags = fine.row(row, named=True)
-        name = next(name for name, flag in flags.items() if not flag)
-        value = raw[columns[name]][row]
+    for row, place in zip(rows, wrong, strict=True):
+        name, column = names[place], columns[place]
+        if name in lengths.columns:
+            reasons[row] = too_long(column, lengths[name][row], layout.max_value_bytes)
+            continue
+        value = values[place][row]
         if name != "label":
-            reasons[row] = f"column '{columns[name]}' holds {value!r}, which is not a finite number"
+            reasons[row] = f"column '{column}' holds {shown(value)}, which is not a finite number"
         elif value is None or value == "":
-            reasons[row] = f"the label (column '{layout.label}') is missing"
+            reasons[row] = f"the label (column '{column}') is missing"
         else:
             wanted = "0 or 1" if layout.positive is None else "a finite number"
-            reasons[row] = f"the label (column '{layout.label}') is {value!r} instead of {wanted}"
+            reasons[row] = f"the label (column '{column}') is {shown(value)} instead of {wanted}"
     return reasons
+
+
+def shown(value: object) -> str:
+    """A value as an error quotes it: long ones are cut."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text):,} characters)"
+
+
+def too_long(column: str, length: int, limit: int) -> str:
+    return f"column '{column}' holds a value of {length:,} bytes, but {limit:,} are the most (--max-value-bytes)"

@@ -15,6 +15,7 @@ from typing import Literal
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS
+from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.passes import Progress, SplitRule
 from holdall.data.prepare import PrepareConfig, progress_bar
 from holdall.data.rows import import_polars
@@ -53,6 +54,8 @@ class ProfileConfig:
     """Raw files, taobao and yelp: longest history of a user in a row."""
     positive: str | None = None
     """Raw files, bookcrossing: ratings that count as label 1."""
+    max_value_bytes: int = MAX_VALUE_BYTES
+    """Raw files: bytes of the longest categorical value, as in `prepare`."""
     bad_rows: Literal["stop", "skip"] | None = None
     """Raw files: stop at a row that cannot be read, or skip it."""
     counters: int = COUNTERS
@@ -70,7 +73,7 @@ class ProfileConfig:
         return PrepareConfig(
             format=self.format or "criteo", schema=self.schema, valid=self.valid, test=self.test, seed=self.seed,
             test_from_last_file=self.test_from_last_file, max_length=self.max_length, positive=self.positive,
-            bad_rows=self.bad_rows,
+            bad_rows=self.bad_rows, max_value_bytes=self.max_value_bytes,
         )  # fmt: skip
 
 

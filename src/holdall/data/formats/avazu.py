@@ -53,16 +53,17 @@ AVAZU = Layout(
 def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
     """One file or several; with `--split time` all are read once more, to find the hours at which the splits begin."""
     files = find_sources(sources, out)
+    layout = replace(RAW, max_value_bytes=config.max_value_bytes)
 
     @cache  # found when the first file is read, not before it is known that there is something to do
     def cuts() -> tuple[int, int] | None:
-        return find_cuts(files, config.valid_fraction, config.test) if config.split == "time" else None
+        return find_cuts(files, layout, config.valid_fraction, config.test) if config.split == "time" else None
 
-    return RawData(layout=AVAZU, files=files, read=lambda path: read_avazu(path, cuts()))
+    return RawData(layout=AVAZU, files=files, read=lambda path: read_avazu(path, layout, cuts()))
 
 
-def read_avazu(path: Path, cuts: tuple[int, int] | None = None) -> Generator[Rows]:
-    for rows in read_text(path, RAW):
+def read_avazu(path: Path, layout: Layout = RAW, cuts: tuple[int, int] | None = None) -> Generator[Rows]:
+    for rows in read_text(path, layout):
         yield derive(rows, cuts)
 
 
@@ -103,11 +104,11 @@ def refuse(rows: Rows, row: int) -> Refused:
     return Refused(int(rows.numbers[row]) + 2, reason, ",".join(map(str, values)))
 
 
-def find_cuts(files: Sequence[Path], valid: float, test: float) -> tuple[int, int]:
+def find_cuts(files: Sequence[Path], layout: Layout, valid: float, test: float) -> tuple[int, int]:
     """First hour of the valid and of the test split: whole hours, nearest to the wanted fractions."""
     counts: dict[int, int] = {}
     for file in files:
-        for rows in read_avazu(file):
+        for rows in read_avazu(file, layout):
             found, numbers = np.unique(rows.frame["dense0"].to_numpy(), return_counts=True)
             for hour, number in zip(found.astype(int).tolist(), numbers.tolist(), strict=True):
                 counts[hour] = counts.get(hour, 0) + number

@@ -53,12 +53,12 @@ def open_bookcrossing(sources: Sequence[str | Path], out: Path, config: PrepareC
 
     def read(path: Path) -> Generator[Rows]:
         if path == files["ratings"]:
-            for rows in read_columns(path, RATING, (USER_ID, ISBN), rule):
+            for rows in read_columns(path, RATING, (USER_ID, ISBN), config.max_value_bytes, rule):
                 yield join(rows, described, counts, seen)
             return
         role = "users" if path == files["users"] else "books"
         parts = []
-        for rows in read_columns(path, *DESCRIBED[role][0]):
+        for rows in read_columns(path, *DESCRIBED[role][0], config.max_value_bytes):
             parts.append(DESCRIBED[role][1](rows.frame))
             yield no_rows(layout, rows.refused, rows.position)
         frame = import_polars().concat(parts)
@@ -68,10 +68,13 @@ def open_bookcrossing(sources: Sequence[str | Path], out: Path, config: PrepareC
     return RawData(layout=layout, files=list(files.values()), read=read, counts=counts, bad_rows="skip")
 
 
-def read_columns(path: Path, label: str, columns: Sequence[str], rule: Positive = ANY) -> Generator[Rows]:
+def read_columns(
+    path: Path, label: str, columns: Sequence[str], max_value_bytes: int, rule: Positive = ANY
+) -> Generator[Rows]:
     """Rows of one file; `feature0`.. are its columns as text."""
     features = tuple(RawFeature(name=name, column=name) for name in columns)
-    return read_text(path, Layout(label=label, positive=rule, features=features, text=TEXT))
+    layout = Layout(label=label, positive=rule, features=features, text=TEXT, max_value_bytes=max_value_bytes)
+    return read_text(path, layout)
 
 
 def users_of(frame: Any) -> Any:

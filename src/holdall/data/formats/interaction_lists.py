@@ -50,17 +50,17 @@ def open_lists(
 
     def attributes(key: str, names: tuple[str, ...]) -> Parse:
         def parse(path: Path) -> Iterator[list[Refused]]:
-            data.attributes[key], refused = read_attributes(path, (key, *names))
-            yield refused
+            data.attributes[key] = yield from read_attributes(
+                path, (key, *names), max_value_bytes=config.max_value_bytes
+            )
 
         return parse
 
     def events(split: int) -> Parse:
         def parse(path: Path) -> Iterator[list[Refused]]:
-            users, items, refused, num_empty = read_id_lists(path)
+            users, items, num_empty = yield from read_id_lists(path)
             data.counts["users_without_events"] = data.counts.get("users_without_events", 0) + num_empty
             data.add_events(users, items, split)
-            yield refused
 
         return parse
 

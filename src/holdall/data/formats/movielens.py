@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,20 +63,22 @@ def open_own(sources: Sequence[str | Path], out: Path, config: PrepareConfig) ->
     )
 
     def users(path: Path) -> Iterator[list[Refused]]:
-        data.attributes[USER], refused = read_attributes(path, (USER, *USER_COLUMNS), lambda line: line.split("::"))
-        yield refused
+        data.attributes[USER] = yield from read_attributes(
+            path, (USER, *USER_COLUMNS), lambda line: line.split("::"), max_value_bytes=config.max_value_bytes
+        )
 
     def movies(path: Path) -> Iterator[list[Refused]]:
         pl = import_polars()
-        frame, refused = read_attributes(path, (ITEM, "title", "genres"), split_movie, movie_encoding(path))
-        refused = [row for row in refused if not (row.line == 1 and row.raw.startswith("movieId"))]  # the header
+        names, encoding = (ITEM, "title", "genres"), "utf-8" if ".csv" in path.suffixes else "latin-1"
+        frame = yield from read_attributes(
+            path, names, split_movie, encoding, header="movieId,", max_value_bytes=config.max_value_bytes
+        )
         lists = pl.col("genres").replace("(no genres listed)", "").str.split("|")
         data.attributes[ITEM] = frame.select(
             "id",
             pl.col("title").str.extract(r"\((\d{4})\)\s*$").fill_null("").alias("year"),
             lists.list.eval(pl.element().filter(pl.element() != "")),
         )
-        yield refused
 
     def ratings(path: Path) -> Iterator[list[Refused]]:
         if ".csv" in path.suffixes:
@@ -92,12 +94,13 @@ def open_own(sources: Sequence[str | Path], out: Path, config: PrepareConfig) ->
 
 
 def split_movie(line: str) -> list[str]:
-    """`1::Toy Story (1995)::Comedy` or `1,"Toy Story (1995)",Comedy`."""
-    return line.split("::") if "::" in line else next(csv.reader([line]), [])
-
-
-def movie_encoding(path: Path) -> str:
-    return "utf-8" if ".csv" in path.suffixes else "latin-1"
+    """`1::Toy Story (1995)::Comedy` or `1,"Toy Story (1995)",Comedy`; one field where quotes are wrong."""
+    if "::" in line:
+        return line.split("::")
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return [line]
 
 
 def open_ncf(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
@@ -121,33 +124,33 @@ def open_ncf(sources: Sequence[str | Path], out: Path, config: PrepareConfig) ->
             yield refused
 
     def negatives(path: Path) -> Iterator[list[Refused]]:
-        data.given, refused = read_negatives(path)
-        yield refused
+        data.given = yield from read_negatives(path)
 
     parsers: dict[str, Parse] = {"training pairs": training, "test pairs": test, "test negatives": negatives}
     return data.raw_data({file: parsers[role] for role, file in files.items()})
 
 
-def read_negatives(path: Path) -> tuple[GivenNegatives, list[Refused]]:
+def read_negatives(path: Path) -> Generator[list[Refused], None, GivenNegatives]:
     """Lines `(user,item)` and then the negatives, tab-separated; as many on every line as on the first."""
-    lines: list[int] = []
-    pairs: list[tuple[str, str]] = []
-    negatives: list[list[str]] = []
-    refused: list[Refused] = []
-    for line, raw in text_lines(path):
-        pair, *items = raw.split("\t")
-        match = re.fullmatch(r"\((\d+),\s*(\d+)\)", pair)
-        if match is None or not items or not all(map(is_id, items)):
-            reason = "the line is not '(user,item)' and then items, separated by tabs"
-            refused.append(Refused(line, reason, raw))
-        elif negatives and len(items) != len(negatives[0]):
-            reason = f"{len(items)} negatives instead of {len(negatives[0])}, as on line {lines[0]}"
-            refused.append(Refused(line, reason, raw))
-        else:
-            lines.append(line)
-            pairs.append((match[1], match[2]))
-            negatives.append(items)
+    numbers: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    negatives: list[list[int]] = []
+    for lines, refused in text_lines(path):
+        for line, raw in lines:
+            pair, *items = raw.split("\t")
+            match = re.fullmatch(r"\((\d+),\s*(\d+)\)", pair)
+            if match is None or not items or not all(map(is_id, [*match.groups(), *items])):
+                reason = "the line is not '(user,item)' and then items, separated by tabs"
+                refused.append(Refused(line, reason, raw))
+            elif negatives and len(items) != len(negatives[0]):
+                reason = f"{len(items)} negatives instead of {len(negatives[0])}, as on line {numbers[0]}"
+                refused.append(Refused(line, reason, raw))
+            else:
+                numbers.append(line)
+                pairs.append((int(match[1]), int(match[2])))
+                negatives.append(list(map(int, items)))
+        yield sorted(refused, key=lambda row: row.line)
     chosen = np.array(pairs, dtype=np.int64).reshape(-1, 2)
     width = len(negatives[0]) if negatives else 0
     table = np.array(negatives, dtype=np.int64).reshape(-1, width)
-    return GivenNegatives(path, chosen[:, 0], chosen[:, 1], table, np.array(lines)), refused
+    return GivenNegatives(path, chosen[:, 0], chosen[:, 1], table, np.array(numbers))

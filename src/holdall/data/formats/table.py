@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -47,6 +48,7 @@ CSV_KEYS = {
 def open_table(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
     """CSV and Parquet files with the layout of the TOML schema, or Criteo's where there is none."""
     layout = CRITEO if config.schema is None else load_layout(config.schema)
+    layout = replace(layout, max_value_bytes=config.max_value_bytes)
     return RawData(layout=layout, files=find_sources(sources, out), read=partial(read_table, layout=layout))
 
 
