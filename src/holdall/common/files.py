@@ -22,6 +22,7 @@ T = TypeVar("T")
 PARTIAL = ".partial"  # suffix of files and folders that are being written
 MAX_TEXT_BYTES = 1 << 28
 """Largest JSON or TOML file that is read: documents of Holdall have a few MB at most."""
+HASH_KEY = "sha256"  # key of a JSON document's own hash
 
 
 def sha256(path: Path) -> str:
@@ -67,8 +68,30 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON document atomically: temporary file, fsync, rename."""
+def cache_folder() -> Path:
+    """Folder for what can be made again: `$XDG_CACHE_HOME/holdall`."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "holdall"
+
+
+def content_hash(document: dict[str, Any]) -> str:
+    """SHA-256 of a JSON document: of its content, whatever its white space and the order of its keys."""
+    content = json.loads(json.dumps(document))  # keys become text, as they are in the file
+    content.pop(HASH_KEY, None)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _has_own_hash(document: dict[str, Any]) -> bool:
+    try:
+        return bool(content_hash(document) == document[HASH_KEY])
+    except RecursionError:
+        return False
+
+
+def write_json(path: Path, document: dict[str, Any], *, hashed: bool = False) -> None:
+    """Write a JSON document atomically: temporary file, fsync, rename. `hashed` adds the hash of its content."""
+    if hashed:
+        document = {**document, HASH_KEY: content_hash(document)}
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -91,7 +114,11 @@ def read_json(
     error: type[HoldallError] = DataError,
     cure: str = "make it or copy it again",
 ) -> T:
-    """Read a JSON document of the `format` and `version` expected as a `kind` (`holdall.common.decode`)."""
+    """Read a JSON document of the `format` and `version` expected as a `kind` (`holdall.common.decode`).
+
+    The hash of its content is compared, and left out. Documents of earlier versions, and those that may be edited by
+    hand, have none.
+    """
     try:
         data = read_bounded(path)
     except FileNotFoundError:
@@ -107,6 +134,9 @@ def read_json(
             f"{path} has {format} version {shown(document.get('version'))}, this Holdall reads version {version}: "
             f"make it again with this version"
         )
+    if HASH_KEY in document and not _has_own_hash(document):
+        raise error(f"{path} was changed after it was written: its content does not have its SHA-256; {cure}")
+    document.pop(HASH_KEY, None)
     if is_dataclass(kind):
         del document["format"], document["version"]
     return decode(document, kind, str(path), error=error, cure=cure)

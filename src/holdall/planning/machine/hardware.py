@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ import torch
 
 from holdall.common import environment
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.common.files import read_json, write_json
+from holdall.common.files import cache_folder, read_json, write_json
 
 FORMAT = "holdall-hardware"
 VERSION = 1
@@ -306,8 +305,7 @@ def machine_identity() -> dict[str, Any]:
 
 def default_path() -> Path:
     """Default file of this machine's rates: `$XDG_CACHE_HOME/holdall/hardware.json`."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "holdall" / FILE
+    return cache_folder() / FILE
 
 
 def seconds_at(measured: Mapping[str, float], at: float) -> float:
