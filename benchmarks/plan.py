@@ -34,6 +34,7 @@ from benchmarks.card import print_table, summary, write_card
 from holdall.common.sizes import readable_bytes
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
+from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.data.synthetic import preset, write_prepared
 from holdall.models.loss import logloss
@@ -47,7 +48,6 @@ from holdall.planning.memory_check import shortages
 from holdall.planning.plan import Plan
 from holdall.planning.planner import find_lookups, make_problem, plan_problem, predict_problem
 from holdall.planning.step_cost import Problem
-from holdall.popularity.profile import fingerprint
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.runtime.device_times import DeviceTimes
 from holdall.tables import Dense
@@ -209,7 +209,7 @@ class Planning:
 
     def plan(self, limits: Mapping[str, int] = MUCH, **changes: Any) -> Plan:
         config = replace(self.config, **changes)
-        return plan_problem(self.problem, config, limits, self.name, fingerprint(self.schema))
+        return plan_problem(self.problem, config, limits, self.name, data_fingerprint(self.schema))
 
     def split(self, whole: Plan, share: int, on_disk: tuple[str, ...] = ()) -> Plan:
         """A plan whose dense tables keep 1/share of their bytes, the most popular rows, on the device, and the others

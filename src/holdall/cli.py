@@ -294,7 +294,7 @@ def doctor(
     Args:
         data: Data set folder that `holdall prepare` wrote.
         plan: Plan for the data set, to compare with the memory of this machine.
-        verify: Compare the hashes of the files, too.
+        verify: Read every file and compare its hash, also of files that this machine has checked before.
         json: Print JSON on stdout.
     """
     from holdall.commands.doctor import doctor as run

@@ -12,6 +12,7 @@ from holdall.commands.doctor import Finding, doctor
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.planning.config import PlanConfig
 from holdall.planning.planner import plan
+from tests.edits import edit_json, flip_bit
 from tests.planning.made_up_hardware import hardware
 
 
@@ -60,6 +61,15 @@ def test_a_damaged_file_is_a_problem(data: Path, tmp_path: Path) -> None:
     examination = doctor(folder)
     assert examination.problems == 1
     assert "truncated" in found(examination.findings, "problem")
+
+
+def test_a_damaged_id_map_is_a_problem_and_no_hash_a_note(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    flip_bit(folder / "ids" / "C1.arrow")
+    assert "C1.arrow was changed" in found(doctor(folder).findings, "problem")
+    edit_json(folder / "schema.json", lambda document: document.pop("files"))
+    assert "its id maps, items and ranking cases have no hashes" in found(doctor(folder).findings, "note")
 
 
 def test_a_plan_says_memory_and_time(data: Path, bag_data: Path, tmp_path: Path) -> None:

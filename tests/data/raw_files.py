@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from holdall.data.formats.criteo import CATEGORICAL, DENSE
 from holdall.data.id_map import load_id_maps
+from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import Schema
 
 
@@ -38,3 +39,14 @@ def read_map(folder: Path, feature: str) -> list[tuple[str | None, int]]:
     """(value, count) by id."""
     id_map = load_id_maps(folder)[feature]
     return list(zip(id_map.values.to_pylist(), id_map.counts.tolist(), strict=True))
+
+
+def prepare_films(folder: Path) -> Path:
+    """A set of 40 users with 8 of 60 films each, all of the user's parity: odd users see odd films. Years and genres
+    are known."""
+    lines = [f"{u}::{2 * ((u * 3 + k * (1 + u % 5)) % 30) + u % 2}::4::{k}" for u in range(40) for k in range(8)]
+    write_lines(folder / "ratings.dat", lines)
+    genres = ["", "a", "b|c", "a|b|c"]
+    write_lines(folder / "movies.dat", [f"{item}::film ({1900 + item})::{genres[item % 4]}" for item in range(60)])
+    prepare([folder], folder / "out", PrepareConfig(format="movielens", candidates=10, valid=0.5))
+    return folder / "out"

@@ -24,6 +24,7 @@ from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader, Position
 from holdall.data.schema import DataFile, DenseColumn, Feature, Schema, Split
+from tests.edits import edit_json, flip_bit, swap
 
 NUM_DENSE = 3
 
@@ -197,26 +198,39 @@ def test_a_truncated_file(tmp_path: Path, length: int) -> None:
         DataSet(folder)
 
 
-def test_a_changed_byte_is_found_by_verify(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_changed_byte_is_found(tmp_path: Path, verify: bool) -> None:
     folder = make_folder(tmp_path / "data", [50])
-    path = folder / "train-00000.arrow"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+    flip_bit(folder / "train-00000.arrow")
     with pytest.raises(DataError, match=r"train-00000\.arrow was changed"):
-        DataSet(folder, verify=True)
+        DataSet(folder, verify=verify)
+
+
+def test_exchanged_files_are_found(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data", [50, 50])
+    swap(folder / "train-00000.arrow", folder / "train-00001.arrow")
+    with pytest.raises(DataError, match=r"train-00000\.arrow was changed"):
+        DataSet(folder)
+
+
+def test_the_check_may_be_left_to_the_caller(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data", [50])
+    DataSet(folder, check=False).check_files().result()
+    flip_bit(folder / "train-00000.arrow")
+    data = DataSet(folder, check=False)
+    with pytest.raises(DataError, match=r"train-00000\.arrow was changed"):
+        data.check_files().result()
 
 
 def rewrite(folder: Path, batches: list[pa.RecordBatch], compression: str | None = None, name: str = "") -> None:
-    """Replace the one file of a folder, and its size in the schema."""
+    """Replace the one file of a folder, and its entry in the schema."""
     path = folder / "train-00000.arrow"
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batches[0].schema, options=options) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    document = json.loads((folder / "schema.json").read_text())
-    document["splits"]["train"]["files"][0].update(bytes=path.stat().st_size, name=name or path.name)
-    (folder / "schema.json").write_text(json.dumps(document))
+    entry = {"bytes": path.stat().st_size, "sha256": sha256(path), "name": name or path.name}
+    edit_json(folder / "schema.json", lambda document: document["splits"]["train"]["files"][0].update(entry))
 
 
 def test_files_of_the_wrong_form(tmp_path: Path) -> None:
@@ -247,6 +261,7 @@ def test_a_file_that_is_not_arrow(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "data", [500])
     path = folder / "train-00000.arrow"
     path.write_bytes(b"x" * path.stat().st_size)
+    edit_json(folder / "schema.json", lambda d: d["splits"]["train"]["files"][0].update(sha256=sha256(path)))
     with pytest.raises(DataError, match=r"train-00000\.arrow cannot be read as an Arrow IPC file"):
         DataSet(folder)
 

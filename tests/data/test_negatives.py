@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +22,14 @@ from holdall.data.ranking_cases import RankingCases
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate_ranking
 from holdall.training.trainer import train
-from tests.data.raw_files import write_lines
+from tests.data.raw_files import prepare_films
 from tests.data.test_taobao import write_set
+from tests.edits import list_again
 
 
 @pytest.fixture(scope="module")
 def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 users with 8 of 60 films each, all of the user's parity: odd users see odd films. Years and genres known."""
-    folder = tmp_path_factory.mktemp("films")
-    lines = [f"{u}::{2 * ((u * 3 + k * (1 + u % 5)) % 30) + u % 2}::4::{k}" for u in range(40) for k in range(8)]
-    write_lines(folder / "ratings.dat", lines)
-    genres = ["", "a", "b|c", "a|b|c"]
-    write_lines(folder / "movies.dat", [f"{item}::film ({1900 + item})::{genres[item % 4]}" for item in range(60)])
-    prepare([folder], folder / "out", PrepareConfig(format="movielens", candidates=10, valid=0.5))
-    return folder / "out"
+    return prepare_films(tmp_path_factory.mktemp("films"))
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +163,7 @@ def test_membership_is_that_of_a_set(pairs: list[tuple[int, int]]) -> None:
     assert known.items_of(3).tolist() == sorted({item for user, item in pairs if user == 3})
 
 
-def test_what_cannot_be_sampled_says_so(films: Path, data: Path) -> None:
+def test_what_cannot_be_sampled_says_so(films: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_negatives is 0"):
         NegativeSampling(DataSet(films, "train"), 8, num_negatives=0)
     with pytest.raises(DataError, match=r"split 'test' of .* has rows with label 0"):
@@ -177,10 +172,13 @@ def test_what_cannot_be_sampled_says_so(films: Path, data: Path) -> None:
         ItemTable.load(data, DataSet(data).schema)
     with pytest.raises(DataError, match=r"no ranking cases for split 'test'"):
         RankingCases.load(data)
-    damaged = films / "ranking-other.arrow"
-    damaged.write_bytes(b"ARROW1")
+    folder = shutil.copytree(films, tmp_path / "films")
+    (folder / "ranking-other.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(DataError, match=r"ranking-other.arrow is not a file of this data set"):
+        RankingCases.load(folder, "other")
+    list_again(folder)
     with pytest.raises(DataError, match=r"ranking-other.arrow cannot be read"):
-        RankingCases.load(films, "other")
+        RankingCases.load(folder, "other")
 
 
 def test_the_loader_of_a_split_is_the_one_it_needs(films: Path, data: Path) -> None:

@@ -29,7 +29,7 @@ from holdall.data.ranking_cases import RankingCases
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.popularity import renumber
-from holdall.popularity.bijection import Bijection, fingerprint, load_orders, order_path
+from holdall.popularity.bijection import Bijection, load_orders, order_path
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs
 from holdall.popularity.order import OrderConfig, community_order, num_hot, order
@@ -37,6 +37,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import train
 from tests.data.raw_files import criteo_line, read_map, read_split, write_lines
+from tests.edits import edit_json, list_again
 
 pytest.importorskip("igraph", reason="needs holdall[order]")
 
@@ -266,6 +267,7 @@ def test_features_of_one_table_and_the_files_of_implicit_data_go_along(tmp_path:
 def test_columns_that_hold_no_ids_are_copied(tmp_path: Path) -> None:
     write_prepared(SyntheticConfig(rows=3000, cardinalities=(400, 7), num_dense=2, bag_lengths=(3, 1)), tmp_path / "a")
     (tmp_path / "a" / "bad_rows.tsv").write_text("source\tline\n")
+    list_again(tmp_path / "a")
     found = find_anything(tmp_path / "a", tmp_path / "b")
     assert found.order is not None
     for split in ("train", "valid", "test"):
@@ -294,7 +296,7 @@ def find_anything(plain: Path, out: Path) -> Schema:
     id_map = IdMap.load(id_map_path(plain, "C1"))
     old = np.concatenate([np.arange(20), np.arange(20, id_map.num_rows)[::-1]])
     out.mkdir()
-    orders = {"C1": Bijection("C1", old, 20, fingerprint(id_map))}
+    orders = {"C1": Bijection("C1", old, 20, id_map.fingerprint())}
     return renumber.RenumberedFolder(plain, orders).write(out, {}, lambda stage, done, total: None)
 
 
@@ -406,7 +408,7 @@ def test_a_feature_without_lookups_is_left(plain: Path, tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     shutil.copytree(plain, folder)
     schema = Schema.load(folder)
-    document = json.loads((folder / "schema.json").read_text())
+    made = {}
     for split in schema.splits.values():
         for file in split.files:
             batch = pa.ipc.open_file(folder / file.name).get_batch(0)
@@ -414,14 +416,17 @@ def test_a_feature_without_lookups_is_left(plain: Path, tmp_path: Path) -> None:
             empty = {"tags": (np.zeros(0, dtype=np.int32), np.zeros(file.rows + 1))}
             (folder / file.name).unlink()
             dense = np.zeros((file.rows, 0))
-            made = write_split_file(folder / file.name, batch["label"].to_numpy(), dense, ids, empty)
-            for entry in document["splits"]["train"]["files"] + document["splits"]["test"]["files"]:
-                if entry["name"] == file.name:
-                    entry.update(bytes=made.bytes, sha256=made.sha256)
-    (folder / "schema.json").write_text(json.dumps(document))
+            made[file.name] = write_split_file(folder / file.name, batch["label"].to_numpy(), dense, ids, empty)
+
+    def list_files(document: dict[str, Any]) -> None:
+        for entry in document["splits"]["train"]["files"] + document["splits"]["test"]["files"]:
+            entry.update(bytes=made[entry["name"]].bytes, sha256=made[entry["name"]].sha256)
+
+    edit_json(folder / "schema.json", list_files)
     id_map = IdMap.load(id_map_path(folder, "tags"))
     IdMap(id_map.values, np.zeros(id_map.num_rows), id_map.unseen).save(folder / "tags.arrow")
     shutil.move(folder / "tags.arrow", id_map_path(folder, "tags"))
+    list_again(folder)
     found = order(folder, tmp_path / "out")
     assert found.order is not None
     assert found.order["left"] == {"tags": "no lookups in the training split"}
@@ -466,9 +471,7 @@ def test_damaged_rows_are_not_given_a_new_hash(plain: Path, ordered: Path, tmp_p
 def test_ids_outside_the_table_are_named(plain: Path, tmp_path: Path) -> None:
     folder = tmp_path / "plain"
     shutil.copytree(plain, folder)
-    document = json.loads((folder / "schema.json").read_text())
-    document["features"][0]["num_rows"] = 1200
-    (folder / "schema.json").write_text(json.dumps(document))
+    edit_json(folder / "schema.json", lambda document: document["features"][0].update(num_rows=1200))
     with pytest.raises(DataError, match=r"split 'train' of .* has id \d+ of feature 'page', which has 1,200 rows"):
         order(folder, tmp_path / "out")
 
@@ -499,7 +502,7 @@ def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 
 def test_folders_from_before_orders_existed_are_read(plain: Path, tmp_path: Path) -> None:
     document = json.loads((plain / "schema.json").read_text())
-    del document["order"]
+    del document["order"], document["sha256"]
     for feature in document["features"]:
         del feature["ordered_from"]
     (tmp_path / "schema.json").write_text(json.dumps(document))

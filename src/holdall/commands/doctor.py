@@ -22,6 +22,7 @@ from holdall.common.errors import HoldallError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
+from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
 from holdall.planning.memory_check import check_free_memory
 from holdall.planning.plan import Plan
@@ -102,7 +103,7 @@ class _SplitFacts:
 
 
 def doctor(data: str | Path, plan: str | Path | None = None, *, verify: bool = False) -> Examination:
-    """Check a data set folder, and a plan for it. `verify` also compares the hashes of the files."""
+    """Check a data set folder, and a plan for it. `verify` also hashes files that this machine has hashed before."""
     found = Examination()
     folder = Path(data)
     schema = Schema.load(folder)
@@ -112,12 +113,25 @@ def doctor(data: str | Path, plan: str | Path | None = None, *, verify: bool = F
             facts[split] = _SplitFacts(DataSet(folder, split, verify=verify))
         except HoldallError as error:
             found.add("problem", str(error))
+    _other_files(found, schema, folder, verify)
     _labels(found, facts)
     _dense_columns(found, schema, facts)
     _ids(found, schema, facts)
     if plan is not None:
         _plan(found, schema, Path(plan), folder)
     return found
+
+
+def _other_files(found: Examination, schema: Schema, folder: Path, verify: bool) -> None:
+    if schema.files is None:
+        what = f"{folder} was written by an earlier version: its id maps, items and ranking cases have no hashes"
+        found.add("note", what, "prepare it again, so that damage to them is found")
+        return
+    for name in schema.files:
+        try:
+            check_other_file(folder, folder / name, schema, remember=not verify)
+        except HoldallError as error:
+            found.add("problem", str(error))
 
 
 def _labels(found: Examination, facts: dict[str, _SplitFacts]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import flag, flat_settings
+from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.explain import Explanation, explain_table
@@ -18,7 +19,6 @@ from holdall.planning.inputs import find_limits, find_lookups, make_problem
 from holdall.planning.machine.hardware import Hardware, default_path
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan_problem, predict_problem
-from holdall.popularity.profile import fingerprint
 
 
 def make_plan(
@@ -42,7 +42,7 @@ def make_plan(
     problem = make_problem(schema, lookups, config, rates, data)
     limits = find_limits(config, rates, data)
     if given is None:
-        made = plan_problem(problem, config, limits, data.name, fingerprint(schema))
+        made = plan_problem(problem, config, limits, data.name, data_fingerprint(schema))
     else:
         made = predict_problem(given, problem, limits)
     explanation = None if explain is None else explain_table(made, explain, problem, limits)

@@ -15,24 +15,27 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from holdall.common.checked_files import FileCheck
 from holdall.common.errors import DataError, did_you_mean
-from holdall.common.files import sha256
 from holdall.data.batch import Batch
 from holdall.data.columns import Array, Columns, Ragged
+from holdall.data.folder_files import CURE, check_split_files
+from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, DataFile, Schema
-
-CURE = "copy the folder again, or make it again with `holdall prepare`"
 
 
 class DataSet:
     """The rows of one split, 0..len-1.
 
-    A missing or damaged file is a DataError. Sizes are always checked against `schema.json`; `verify` also checks the
-    files' hashes, which reads all of them. Batches are views of the mapped files and must not be written to: a write
-    goes to a private copy of the page, not to the file, but changes every other view of that page in this process.
+    A missing or damaged file is a DataError: sizes and hashes are compared with `schema.json`. A file that this machine
+    has hashed before is not read again, except with `verify`, which also validates every value of the columns. With
+    `check=False` hashes are left to the caller, who must not use a result before `check_files().result()`.
+
+    Batches are views of the mapped files and must not be written to: a write goes to a private copy of the page, not to
+    the file, but changes every other view of that page in this process.
     """
 
-    def __init__(self, folder: str | Path, split: str = "train", verify: bool = False):
+    def __init__(self, folder: str | Path, split: str = "train", verify: bool = False, *, check: bool = True):
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise DataError(f"no data folder {self.folder}: name one that `holdall prepare` made")
@@ -42,7 +45,9 @@ class DataSet:
         self.split = split
         self.files = self.schema.splits[split].files
         self._one_hot = [feature.one_hot for feature in self.schema.features]
-        self._columns = [read_columns(self.folder, file, self.schema, verify=verify) for file in self.files]
+        if check:
+            self.check_files(remember=not verify).result()
+        self._columns = [read_columns(self.folder, file, self.schema, full=verify) for file in self.files]
         self._starts = [0, *accumulate(len(columns) for columns in self._columns)]
         if len(self) != self.schema.splits[split].rows:
             raise DataError(
@@ -52,6 +57,20 @@ class DataSet:
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    def check_files(self, *, remember: bool = True) -> FileCheck:
+        """Comparison of the files with their hashes, running on worker threads."""
+        return check_split_files(self.folder, self.files, remember=remember)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that identifies the whole data set: its columns, ids and rows."""
+        return data_fingerprint(self.schema)
+
+    @property
+    def ids_fingerprint(self) -> str | None:
+        """SHA-256 of the columns and of the value behind every id: a model fits each data set that has the same."""
+        return ids_fingerprint(self.schema)
 
     def slice(self, start: int, stop: int) -> Batch:
         """Rows start..stop: views of a file, or copies where the range crosses from one file to the next."""
@@ -113,19 +132,11 @@ class DataSet:
         )
 
 
-def read_columns(folder: Path, file: DataFile, schema: Schema, verify: bool = False) -> Columns:
-    """Map one Arrow IPC file of a split and view its columns."""
+def read_columns(folder: Path, file: DataFile, schema: Schema, *, full: bool = False) -> Columns:
+    """Map one Arrow IPC file of a split and view its columns; `full` validates every value.."""
     path = folder / file.name
-    if Path(file.name).name != file.name:
-        raise DataError(f"{folder / SCHEMA_FILE} names a file outside its folder ({file.name!r}): {CURE}")
     try:
-        size = path.stat().st_size
-        if size != file.bytes:
-            state = "truncated" if size < file.bytes else "not the file that was written"
-            raise DataError(f"{path} has {size:,} bytes instead of {file.bytes:,}, so it is {state}: {CURE}")
-        if verify and sha256(path) != file.sha256:
-            raise DataError(f"{path} was changed: its SHA-256 is not the one in {SCHEMA_FILE}; {CURE}")
-        columns = _Mapped(path, verify).columns(schema)
+        columns = _Mapped(path, full).columns(schema)
     except FileNotFoundError:
         raise DataError(f"{path} is missing, but {SCHEMA_FILE} lists it: {CURE}") from None
     except (OSError, pa.ArrowException) as error:
@@ -142,7 +153,7 @@ class _Mapped:
     a page of memory instead of the process, and the file stays as it is.
     """
 
-    def __init__(self, path: Path, verify: bool):
+    def __init__(self, path: Path, full: bool):
         self.path = path
         with path.open("rb") as file:
             try:
@@ -155,7 +166,7 @@ class _Mapped:
         if reader.num_record_batches != 1:
             raise DataError(f"{path} holds {reader.num_record_batches} record batches instead of one: {CURE}")
         self.batch = reader.get_batch(0)
-        self.batch.validate(full=verify)
+        self.batch.validate(full=full)
 
     def columns(self, schema: Schema) -> Columns:
         num_one_hot = sum(feature.one_hot for feature in schema.features)

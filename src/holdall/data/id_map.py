@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdall.common.errors import DataError
+from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
@@ -80,6 +81,16 @@ class IdMap:
             raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
         unseen = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
         return cls(values, table["count"].to_numpy(), unseen)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the values in the order of their ids; their counts do not matter."""
+        _, offsets, data = self.values.buffers()
+        start, length = self.values.offset, len(self.values)
+        bounds = np.frombuffer(offsets, dtype=np.int64)[start : start + length + 1]
+        digest = hashlib.sha256(f"{length} {self.unseen} ".encode())
+        digest.update((bounds - bounds[0]).astype("<i8").data)
+        digest.update(memoryview(data or b"")[int(bounds[0]) : int(bounds[-1])])
+        return digest.hexdigest()
 
     def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> Array:
         """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
@@ -171,6 +182,13 @@ def id_map_path(folder: str | Path, feature: str) -> Path:
     return Path(folder) / IDS_FOLDER / f"{quote(feature, safe='')}.arrow"
 
 
+def load_id_map(folder: str | Path, feature: str, schema: Schema) -> IdMap:
+    """The map of a feature of a prepared data set, checked against the hash in its schema."""
+    path = id_map_path(folder, feature)
+    check_other_file(Path(folder), path, schema)
+    return IdMap.load(path)
+
+
 def load_id_maps(folder: str | Path) -> dict[str, IdMap]:
     """The maps of a prepared data set, by feature; features that share a table share the object."""
     schema = Schema.load(Path(folder))
@@ -179,7 +197,7 @@ def load_id_maps(folder: str | Path) -> dict[str, IdMap]:
     for feature in schema.features:
         table = feature.table or feature.name
         if table not in by_table:
-            by_table[table] = IdMap.load(id_map_path(folder, feature.name))
+            by_table[table] = load_id_map(folder, feature.name, schema)
         maps[feature.name] = by_table[table]
         if maps[feature.name].num_rows != feature.num_rows or maps[feature.name].unseen != feature.unseen:
             raise DataError(f"the id map of '{feature.name}' in {folder} does not fit schema.json: prepare it again")

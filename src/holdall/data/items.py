@@ -19,6 +19,7 @@ from holdall.common.errors import DataError
 from holdall.data.arrow_files import read_batch, write_batch
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
+from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
 
 Array = npt.NDArray[Any]
@@ -39,6 +40,7 @@ class ItemTable:
     @classmethod
     def load(cls, folder: str | Path, schema: Schema) -> ItemTable:
         path = Path(folder) / ITEMS_FILE
+        check_other_file(Path(folder), path, schema)
         try:
             batch = read_batch(path)
         except FileNotFoundError:

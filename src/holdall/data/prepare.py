@@ -20,6 +20,7 @@ from holdall.common.files import atomic_folder, refuse_existing
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
+from holdall.data.identity import with_files
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
@@ -168,6 +169,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
         source=describe(raw, config, first.num_rows, bad_rows.count),
     )
     raw.finish(folder, schema)
+    schema = with_files(schema, folder)
     schema.save(folder)
     return schema
 

@@ -22,13 +22,20 @@ from holdall.data.arrow_files import read_batch, write_batch
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
+from holdall.data.folder_files import check_other_file, has_other_file
 from holdall.data.items import ItemTable
+from holdall.data.schema import Schema
 
 Array = npt.NDArray[Any]
 
 
 def ranking_path(folder: str | Path, split: str) -> Path:
     return Path(folder) / f"ranking-{split}.arrow"
+
+
+def has_ranking_cases(folder: str | Path, split: str, schema: Schema) -> bool:
+    """Whether a split of the data set of `schema` has ranking cases."""
+    return has_other_file(Path(folder), ranking_path(folder, split), schema)
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,7 @@ class RankingCases:
     @classmethod
     def load(cls, folder: str | Path, split: str = "test") -> RankingCases:
         path = ranking_path(folder, split)
+        check_other_file(Path(folder), path)
         try:
             batch = read_batch(path)
             num = batch.schema.field("negatives").type.list_size

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from holdall.common.checked_files import FileHash
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 
@@ -63,13 +64,11 @@ class DenseColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataFile:
+class DataFile(FileHash):
     """One Arrow IPC file of a split."""
 
     name: str
     rows: int
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +92,11 @@ class Schema:
     """Origin: format, files, options. For people; nothing depends on it."""
     order: dict[str, Any] | None = None
     """Record of `holdall order`: its parameters, the bijection of each table and its hash. None: it was not applied."""
+    files: dict[str, FileHash] | None = None
+    """Every file of the folder besides this one and those of the splits, by its path in the folder. None: the folder
+    was written by an earlier version, which did not list them."""
+    ids: dict[str, str] | None = None
+    """By table, the fingerprint of its id map (`IdMap.fingerprint`); None as for `files`."""
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
@@ -133,7 +137,7 @@ class Schema:
         raise ConfigError(f"no feature named '{name}'{did_you_mean(name, known)}")
 
     def save(self, folder: Path) -> None:
-        write_json(folder / SCHEMA_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+        write_json(folder / SCHEMA_FILE, {"format": FORMAT, "version": VERSION, **asdict(self)}, hashed=True)
 
     @classmethod
     def load(cls, folder: Path) -> Schema:
@@ -141,6 +145,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Schema:
+        files = document.get("files")
         try:
             return cls(
                 label=document["label"],
@@ -156,8 +161,10 @@ class Schema:
                 },
                 source=document.get("source", {}),
                 order=document.get("order"),
+                files=None if files is None else {name: FileHash(**file) for name, file in files.items()},
+                ids=document.get("ids"),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"the schema document is incomplete or has unknown fields ({error})") from error
 
     def to_json(self) -> dict[str, Any]:

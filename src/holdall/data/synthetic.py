@@ -29,6 +29,7 @@ from holdall.data.arrow_files import write_split_file
 from holdall.data.click_log import BLOCK_ROWS, SyntheticConfig, draw_ids, generate, make_block
 from holdall.data.columns import Columns, Ragged
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
+from holdall.data.identity import with_files
 from holdall.data.schema import DenseColumn, Feature, Schema, Split
 
 __all__ = [
@@ -134,7 +135,7 @@ def write_prepared(
             for split, (start, stop) in bounds.items()
             if start < stop
         }
-        schema = _schema(config, names, splits)
+        schema = with_files(_schema(config, names, splits), folder)
         schema.save(folder)
     return schema
 

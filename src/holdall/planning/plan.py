@@ -21,6 +21,7 @@ from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.settings import read_settings
 from holdall.common.sizes import parse_bytes
+from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
 from holdall.models.settings import ModelSettings
@@ -38,7 +39,6 @@ from holdall.planning.plan_types import (
     Tail,
 )
 from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind, names_with
-from holdall.popularity.profile import fingerprint
 from holdall.tables import Dense, HotCold, Method, method_from_json
 
 __all__ = [
@@ -67,7 +67,7 @@ class Plan:
     data: str
     """Name of the data folder, for messages."""
     fingerprint: str
-    """Fingerprint of the data set (`holdall.popularity.profile.fingerprint`)."""
+    """Fingerprint of the data set (`holdall.data.identity.data_fingerprint`)."""
     model: dict[str, Any]
     """Settings of `TrainConfig` that describe the model: model, dim, bottom, top, interaction, ..."""
     dim: int
@@ -144,7 +144,7 @@ class Plan:
                 raise ConfigError(
                     f"the plan is for a table '{name}' of {planned[name]:,} rows, the data set's has {count:,}: {AGAIN}"
                 )
-        if fingerprint(schema) != self.fingerprint:
+        if data_fingerprint(schema) != self.fingerprint:
             raise ConfigError(
                 f"the plan was made for another data set ({self.data}) whose tables have the same names and rows: its "
                 f"popularity may differ, so {AGAIN}"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
+from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.forecast import forecast
@@ -31,7 +32,7 @@ from holdall.planning.plan import Plan, PlannedStrategy, TablePlan, Tail
 from holdall.planning.presets import Choice, find_preset
 from holdall.planning.step_cost import Problem, compressed_seconds
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
-from holdall.popularity.profile import Profile, fingerprint
+from holdall.popularity.profile import Profile
 from holdall.tables import Dense, Method
 from holdall.tables.budget import auto_method
 
@@ -96,7 +97,7 @@ def plan_tables(
 ) -> Plan:
     """Plan from the schema and the lookups of a data set; `folder` is its folder, if it has one."""
     problem = make_problem(schema, lookups, config, hardware, folder)
-    return plan_problem(problem, config, find_limits(config, hardware, folder), name, fingerprint(schema))
+    return plan_problem(problem, config, find_limits(config, hardware, folder), name, data_fingerprint(schema))
 
 
 def plan_problem(problem: Problem, config: PlanConfig, limits: Mapping[str, int], name: str, fingerprint: str) -> Plan:

@@ -5,7 +5,6 @@ Row number = new id, value = old id. It belongs to one id map, whose fingerprint
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,17 +108,6 @@ def id_type(num_rows: int) -> pa.DataType:
 
 def order_path(folder: Path, table: str) -> Path:
     return folder / ORDER_FOLDER / f"{quote(table, safe='')}.arrow"
-
-
-def fingerprint(id_map: IdMap) -> str:
-    """SHA-256 of the values of a map in the order of their ids; their counts do not matter."""
-    _, offsets, data = id_map.values.buffers()
-    start, length = id_map.values.offset, len(id_map.values)
-    bounds = np.frombuffer(offsets, dtype=np.int64)[start : start + length + 1]
-    digest = hashlib.sha256(f"{length} {id_map.unseen} ".encode())
-    digest.update((bounds - bounds[0]).astype("<i8").data)
-    digest.update(memoryview(data or b"")[int(bounds[0]) : int(bounds[-1])])
-    return digest.hexdigest()
 
 
 def load_orders(folder: Path) -> dict[str, Bijection]:

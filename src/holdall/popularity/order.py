@@ -24,12 +24,12 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.common.files import atomic_folder, refuse_existing, sha256
 from holdall.common.sizes import parse_bytes, readable_bytes
 from holdall.data.dataset import DataSet
-from holdall.data.id_map import IdMap, id_dtype, id_map_path
+from holdall.data.id_map import IdMap, id_dtype, load_id_map
 from holdall.data.passes import Progress
 from holdall.data.prepare import check_output, progress_bar
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.popularity import communities, cooccurrence
-from holdall.popularity.bijection import Bijection, fingerprint, load_orders
+from holdall.popularity.bijection import Bijection, load_orders
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs, features_of, tables_of
 from holdall.popularity.renumber import RenumberedFolder
@@ -139,7 +139,7 @@ def find_orders(data: Path, config: OrderConfig, progress: Progress) -> tuple[di
         if feature.num_rows < config.min_rows:
             left[table] = f"{feature.num_rows:,} rows, fewer than min_rows"
         else:
-            found = order_table(rows, table, IdMap.load(id_map_path(data, feature.name)), config)
+            found = order_table(rows, table, load_id_map(data, feature.name, schema), config)
             if isinstance(found, str):
                 left[table] = found
             else:
@@ -190,7 +190,7 @@ def order_table(
         "pairs": edges.num_pairs,
         "linked_below": edges.stop,
     }
-    return Bijection(table, old.astype(id_dtype(len(old))), first, fingerprint(id_map)), facts
+    return Bijection(table, old.astype(id_dtype(len(old))), first, id_map.fingerprint()), facts
 
 
 def num_hot(counts: Array, config: OrderConfig) -> int:

@@ -25,7 +25,7 @@ from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
 from holdall.popularity.curves import CONFIDENCE, ClusterShares, cumulative_at, falling_estimate, log_grid, rounded
 from holdall.popularity.drift import Drift, DriftTracker
-from holdall.popularity.profile import Curve, FeatureProfile, HotCurve, Profile, Sample, Source, fingerprint
+from holdall.popularity.profile import Curve, FeatureProfile, HotCurve, Profile, Sample, Source
 from holdall.popularity.reuse import ReuseTracker
 from holdall.popularity.thresholds import HotInputs, coldest_level, cuts_of, levels_of, rows_at, threshold_grid
 
@@ -257,7 +257,7 @@ def profile_prepared(
         source=Source(
             kind="prepared",
             name=data.folder.name,
-            fingerprint=fingerprint(data.schema),
+            fingerprint=data.fingerprint,
             split=data.split,
             rows=len(data),
         ),

@@ -12,8 +12,6 @@ them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -28,6 +26,7 @@ from safetensors.numpy import save_file
 
 from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.common.files import PARTIAL, read_json, write_json
+from holdall.data.identity import data_fingerprint, json_digest
 from holdall.data.schema import FeatureKind, Schema
 from holdall.popularity.drift import Drift
 from holdall.popularity.thresholds import hot_bytes
@@ -47,7 +46,7 @@ class Source:
     name: str
     """Name of the folder or of the first raw file, for people."""
     fingerprint: str
-    """SHA-256 that identifies the data: see `fingerprint` and `raw_fingerprint`."""
+    """SHA-256 that identifies the data: see `data_fingerprint` and `raw_fingerprint`."""
     split: str
     rows: int
     """Rows of the split; of raw data, those that were read."""
@@ -204,7 +203,7 @@ class Profile:
 
     def check(self, schema: Schema) -> None:
         """Raise unless this profile was made from the data set that `schema` describes, or from its raw files."""
-        theirs = fingerprint(schema) if self.source.kind == "prepared" else raw_fingerprint(_raw_files(schema))
+        theirs = data_fingerprint(schema) if self.source.kind == "prepared" else raw_fingerprint(_raw_files(schema))
         if theirs != self.source.fingerprint:
             rows = {name: split.rows for name, split in schema.splits.items()}
             raise DataError(
@@ -247,20 +246,9 @@ class Profile:
         return profile
 
 
-def fingerprint(schema: Schema) -> str:
-    """SHA-256 that identifies a prepared data set: over its features and the hashes of its files."""
-    files = {name: [file.sha256 for file in split.files] for name, split in sorted(schema.splits.items())}
-    features = [[f.name, f.kind, f.num_rows, f.unseen, f.table or f.name] for f in schema.features]
-    return _digest({"features": features, "files": files})
-
-
 def raw_fingerprint(files: list[tuple[str, int]]) -> str:
     """SHA-256 over the names (without folders) and sizes of raw files, in order: they are too large to hash."""
-    return _digest({"raw": [[name, size] for name, size in files]})
-
-
-def _digest(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+    return json_digest({"raw": [[name, size] for name, size in files]})
 
 
 def _raw_files(schema: Schema) -> list[tuple[str, int]]:

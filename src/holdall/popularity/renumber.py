@@ -20,12 +20,14 @@ from holdall.data.arrow_files import Lists, write_split_file
 from holdall.data.bad_rows import BAD_ROWS_FILE
 from holdall.data.columns import Columns, Ragged
 from holdall.data.dataset import read_columns
-from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
+from holdall.data.folder_files import check_other_file, check_split_files, has_other_file
+from holdall.data.id_map import IDS_FOLDER, id_map_path, load_id_map
+from holdall.data.identity import with_files
 from holdall.data.items import ITEMS_FILE, ItemTable
 from holdall.data.passes import Progress
-from holdall.data.ranking_cases import RankingCases, ranking_path
+from holdall.data.ranking_cases import RankingCases, has_ranking_cases, ranking_path
 from holdall.data.schema import DataFile, Feature, Schema
-from holdall.popularity.bijection import ORDER_FOLDER, Bijection, fingerprint
+from holdall.popularity.bijection import ORDER_FOLDER, Bijection
 
 Array = npt.NDArray[Any]
 USER = "user"  # the feature that ranking cases call so
@@ -70,9 +72,10 @@ class RenumberedFolder:
     def write(self, out: Path, record: dict[str, Any], progress: Progress) -> Schema:
         """Fill the folder `out`; `schema.json`, with `record` as its order, is written last."""
         self._write_maps(out)
-        for path in (self.folder / BAD_ROWS_FILE,):
-            if path.exists():
-                shutil.copyfile(path, out / path.name)
+        bad_rows = self.folder / BAD_ROWS_FILE
+        if has_other_file(self.folder, bad_rows, self.schema):
+            check_other_file(self.folder, bad_rows, self.schema)
+            shutil.copyfile(bad_rows, out / BAD_ROWS_FILE)
         total = sum(len(split.files) for split in self.schema.splits.values())
         splits, done = {}, 0
         for name, split in self.schema.splits.items():
@@ -91,6 +94,7 @@ class RenumberedFolder:
             order={**record, "tables": {table: {**records.get(table, {}), **entry} for table, entry in tables.items()}},
         )
         self._write_items(out, schema)
+        schema = with_files(schema, out)
         schema.save(out)
         return schema
 
@@ -112,8 +116,8 @@ class RenumberedFolder:
             order = self.order_of(feature.name)
             source, target = (id_map_path(folder, feature.name) for folder in (self.folder, out))
             if order is not None and order.table not in renumbered:
-                id_map = IdMap.load(source)
-                if fingerprint(id_map) != order.fingerprint:
+                id_map = load_id_map(self.folder, feature.name, self.schema)
+                if id_map.fingerprint() != order.fingerprint:
                     raise DataError(
                         f"the order of '{order.table}' was made for other ids than those of {self.folder} (their maps "
                         f"differ): order this data set by itself"
@@ -121,13 +125,15 @@ class RenumberedFolder:
                 order.renumber(id_map).save(target)
                 renumbered[order.table] = target
             else:
+                check_other_file(self.folder, source, self.schema)
                 if not source.exists():
                     raise DataError(f"the id map {source} is missing: prepare the data set again")
                 shutil.copyfile(source if order is None else renumbered[order.table], target)
 
     def _write_file(self, out: Path, file: DataFile) -> DataFile:
         """One file of a split. Its hash is checked, since the new one gets a hash of its own."""
-        columns = read_columns(self.folder, file, self.schema, verify=True)
+        check_split_files(self.folder, [file], remember=False).result()
+        columns = read_columns(self.folder, file, self.schema, full=True)
         columns = self._columns(columns, str(self.folder / file.name))
         names = [feature.name for feature in self.schema.features if not feature.one_hot]
         lists: dict[str, Lists] = {
@@ -151,7 +157,7 @@ class RenumberedFolder:
 
     def _write_items(self, out: Path, schema: Schema) -> None:
         """Renumber the further files of implicit data sets: items by id, and ranking cases."""
-        if not (self.folder / ITEMS_FILE).exists():
+        if not has_other_file(self.folder, self.folder / ITEMS_FILE, self.schema):
             return
         items = ItemTable.load(self.folder, self.schema)
         order = self.order_of(items.item)
@@ -166,7 +172,7 @@ class RenumberedFolder:
         ItemTable(schema, items.item, attributes).save(out)
         for split in self.schema.splits:
             path = ranking_path(self.folder, split)
-            if path.exists():
+            if has_ranking_cases(self.folder, split, self.schema):
                 cases = RankingCases.load(self.folder, split)
                 shape = cases.negatives.shape
                 dataclasses.replace(

@@ -14,7 +14,7 @@ from holdall import checkpoint
 from holdall.common.device import pick_device
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
-from holdall.data.ranking_cases import ranking_path
+from holdall.data.ranking_cases import has_ranking_cases
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.evaluation.grouped import grouped_metrics
@@ -86,7 +86,7 @@ def evaluate(
     within the rows of each of its ids is added, and without ranking cases, if `k` is given, HR@K and NDCG@K.
     """
     model, rows, checkpoint_name = _load(run, split, data, device)
-    ranked = ranking_path(rows.folder, split).exists()
+    ranked = has_ranking_cases(rows.folder, split, rows.schema)
     if k is not None and not ranked and group_by is None:
         raise ConfigError(
             f"HR@{k} and NDCG@{k} need ranking cases, and split '{split}' of {rows.folder} has none: they are written "

@@ -12,10 +12,10 @@ from holdall.common.errors import ConfigError
 from holdall.common.files import refuse_existing
 from holdall.common.folder_lock import refuse_locked
 from holdall.common.settings import flag, settings_marked
+from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes, RankLog
 from holdall.distributed.shared_folder import check_shared
-from holdall.popularity.profile import fingerprint
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import RunLog
@@ -70,7 +70,7 @@ def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> N
     settings = {flag(name): repr(value) for name, value in config.to_json().items() if name not in own}
     found = versions()
     installed = {f"the version of {name}": found.get(name) for name in ("holdall", "torch")}
-    processes.agree({**installed, "the data set (its fingerprint)": fingerprint(schema), **settings})
+    processes.agree({**installed, "the data set (its fingerprint)": data_fingerprint(schema), **settings})
 
 
 def open_run_log(

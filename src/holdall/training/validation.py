@@ -8,7 +8,7 @@ from typing import Any
 
 from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
-from holdall.data.ranking_cases import ranking_path
+from holdall.data.ranking_cases import has_ranking_cases
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
 from holdall.models.model import Model
@@ -24,7 +24,7 @@ class Validation:
         self.split = DataSet(data, "valid") if has_rows else None
         if settings.early_stopping is not None and self.split is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
-        self.has_ranking = has_rows and settings.rank_at > 0 and ranking_path(data, "valid").exists()
+        self.has_ranking = has_rows and settings.rank_at > 0 and has_ranking_cases(data, "valid", schema)
         self.best_by = self._metric_of_the_best(data, schema)
         self.last: dict[str, float] = {}
         """Metrics of the last evaluation."""
