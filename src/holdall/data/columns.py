@@ -5,6 +5,7 @@ Shapes: R rows, N dense columns, F1 one-hot features, L lookups of a bag or sequ
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,8 @@ class Columns:
     """The bag and sequence features, in schema order."""
     probability: Array | None = None
     """[R] float32: the planted click probability, where there is one."""
+    mapped: mmap.mmap | None = None
+    """Map of a whole file, if the arrays are views of it."""
 
     def __len__(self) -> int:
         return len(self.label)

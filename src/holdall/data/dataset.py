@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -85,13 +85,32 @@ class DataSet:
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"rows {start}..{stop} of a split of {len(self)}")
         parts = []
+        for file in self._files_of(start, stop):
+            first, columns = self._starts[file], self._mapped(file)
+            parts.append(columns.slice(max(start - first, 0), min(stop - first, len(columns))))
+        return Columns.concatenate(parts) if parts else self._no_rows()
+
+    def refuse_truncated(self, start: int, stop: int) -> None:
+        """Raise if a file of rows start..stop is shorter than it was, as views made before would end the process."""
+        for file in self._files_of(start, stop):
+            self._mapped(file)
+
+    def _files_of(self, start: int, stop: int) -> Iterator[int]:
+        """Files that have some of rows start..stop."""
         file = max(0, bisect_right(self._starts, start) - 1)
         while file < len(self._columns) and self._starts[file] < stop:
-            first = self._starts[file]
-            columns = self._columns[file]
-            parts.append(columns.slice(max(start - first, 0), min(stop - first, len(columns))))
+            yield file
             file += 1
-        return Columns.concatenate(parts) if parts else self._no_rows()
+
+    def _mapped(self, file: int) -> Columns:
+        """Columns of a file, if it still is as long as its map: the system kills a process (SIGBUS) that reads more."""
+        columns = self._columns[file]
+        if columns.mapped is not None and columns.mapped.size() < len(columns.mapped):
+            raise DataError(
+                f"{self.folder / self.files[file].name} was truncated while it was in use ({columns.mapped.size():,} "
+                f"of {len(columns.mapped):,} bytes are left): {CURE}"
+            )
+        return columns
 
     def take(self, rows: Array) -> Batch:
         """The named rows, in that order, copied."""
@@ -100,8 +119,8 @@ class DataSet:
         in_order = rows[order]  # so that each file and each page is read once
         bounds = np.searchsorted(in_order, self._starts)
         parts = [
-            columns.take(in_order[start:stop] - first)
-            for columns, first, start, stop in zip(self._columns, self._starts, bounds, bounds[1:], strict=False)
+            self._mapped(file).take(in_order[start:stop] - self._starts[file])
+            for file, (start, stop) in enumerate(pairwise(bounds))
             if start < stop
         ]
         if not parts:
@@ -112,7 +131,7 @@ class DataSet:
 
     def probability(self) -> Array:
         """[R] float32: the planted click probability of every row, which only synthetic sets have."""
-        parts = [columns.probability for columns in self._columns]
+        parts = [self._mapped(file).probability for file in range(len(self.files))]
         found = [part for part in parts if part is not None]
         if len(found) != len(parts):
             raise DataError(f"{self.folder} has no planted probability: only synthetic data sets do")
@@ -120,7 +139,9 @@ class DataSet:
 
     def labels(self) -> Array:
         """[R] uint8: the label of every row."""
-        return np.concatenate([np.zeros(0, dtype=np.uint8), *(columns.label for columns in self._columns)])
+        return np.concatenate(
+            [np.zeros(0, dtype=np.uint8), *(self._mapped(file).label for file in range(len(self.files)))]
+        )
 
     def _no_rows(self) -> Columns:
         num_bags = self._one_hot.count(False)
@@ -179,6 +200,7 @@ class _Mapped:
             ids=self.matrix("ids", num_one_hot, pa.int32(), pa.int64()),
             bags=tuple(self.ragged(feature.name) for feature in schema.features if not feature.one_hot),
             probability=probability,
+            mapped=self.map,
         )
 
     def column(self, name: str, wanted: str, fits: Callable[[pa.DataType], bool]) -> pa.Array:

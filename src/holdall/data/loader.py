@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,8 @@ from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 
 Shuffle = Literal["blocks", "rows", "none"]
+Ranges = list[tuple[int, int]]
+"""Ranges of rows: first row, and the one after the last."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,9 @@ class Loader:
             raise ConfigError(f"batch {start_batch} of an epoch of {self.num_batches}")
         if self.prefetch == 0 or (self.prefetch_to_device and self._gives_views):
             return self._batches(epoch, start_batch)
-        make = self._read_batches if self._gives_views else self._batches
-        return prefetched(make(epoch, start_batch), self.prefetch, "loader")
+        if self._gives_views:
+            return self._read_ahead(epoch, start_batch)
+        return prefetched(self._batches(epoch, start_batch), self.prefetch, "loader")
 
     @property
     def _gives_views(self) -> bool:
@@ -159,25 +163,39 @@ class Loader:
         }
 
     def _batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
-        rng = np.random.default_rng([self.seed, epoch])
-        num_rows = len(self.data)
         if self.shuffle == "rows":
-            order = rng.permutation(num_rows)
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
             for start, stop in self._shares(np.arange(start_batch, self.num_batches)):
                 yield self.data.take(order[start:stop])
             return
-        first_row = 0
+        for ranges in self._ranges(epoch, start_batch):
+            yield self._view(ranges)
+
+    def _ranges(self, epoch: int, start_batch: int) -> Iterator[Ranges]:
+        """This rank's rows of each batch that is a view of the files."""
+        rng = np.random.default_rng([self.seed, epoch])
+        num_rows, first_row = len(self.data), 0
         blocks = np.arange(self.num_batches)
         if self.shuffle == "blocks":
             first_row = int(rng.integers(num_rows))
             rng.shuffle(blocks[: num_rows // self.batch_size])  # the short block, if there is one, stays last
         for start, stop in self._shares(blocks[start_batch:]):
-            yield self._ring_slice(first_row + start, first_row + stop)
+            yield self._on_ring(first_row + start, first_row + stop)
 
-    def _read_batches(self, epoch: int, start_batch: int) -> Iterator[Batch]:
-        for batch in self._batches(epoch, start_batch):
-            page_in(batch)
-            yield batch
+    def _read_ahead(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+        """Views of the files, whose pages a thread reads; files that were truncated since then are refused."""
+
+        def read() -> Iterator[tuple[Batch, Ranges]]:
+            for ranges in self._ranges(epoch, start_batch):
+                batch = self._view(ranges)
+                page_in(batch)
+                yield batch, ranges
+
+        with closing(prefetched(read(), self.prefetch, "loader")) as batches:
+            for batch, ranges in batches:
+                for start, stop in ranges:
+                    self.data.refuse_truncated(start, stop)
+                yield batch
 
     def _shares(self, blocks: np.ndarray) -> Iterator[tuple[int, int]]:
         """This rank's rows of each block."""
@@ -186,14 +204,18 @@ class Loader:
             size = min(self.batch_size, len(self.data) - start)
             yield start + size * self.rank // self.world_size, start + size * (self.rank + 1) // self.world_size
 
-    def _ring_slice(self, start: int, stop: int) -> Batch:
-        """Rows start..stop counted modulo the number of rows; copied where they pass the end."""
+    def _on_ring(self, start: int, stop: int) -> Ranges:
+        """Rows start..stop counted modulo the number of rows: two ranges where they pass the end."""
         num_rows = len(self.data)
         if start >= num_rows:
             start, stop = start - num_rows, stop - num_rows
         if stop <= num_rows:
-            return self.data.slice(start, stop)
-        return self.data.join((start, num_rows), (0, stop - num_rows))
+            return [(start, stop)]
+        return [(start, num_rows), (0, stop - num_rows)]
+
+    def _view(self, ranges: Ranges) -> Batch:
+        """One range as a view; two are copied."""
+        return self.data.slice(*ranges[0]) if len(ranges) == 1 else self.data.join(*ranges)
 
 
 def page_in(batch: Batch) -> None:
