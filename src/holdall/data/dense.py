@@ -7,17 +7,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import DenseColumn
 
 Array = npt.NDArray[Any]
 
 
 def transform(raw: Array, column: DenseColumn) -> Array:
-    """[R] float32 from [R] float64 with NaN where missing; computed in float64 and rounded once."""
+    """[R] float32 from [R] float64 with NaN where missing; computed in float64 and rounded once.
+
+    A value beyond float32, as `standard` has for one that is far from all of the training rows, becomes its largest.
+    """
     if column.transform == "log":
         values = np.log1p(np.maximum(raw, 0.0))
     elif column.transform == "standard":
-        values = (raw - column.mean) / column.std
+        with np.errstate(over="ignore"):
+            values = np.clip((raw - column.mean) / column.std, -FLOAT32_MAX, FLOAT32_MAX)
     else:
         values = raw
     return np.where(np.isnan(raw), column.missing, values).astype(np.float32)

@@ -21,6 +21,7 @@ from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
 from holdall.data.id_map import as_text, load_id_maps
 from holdall.data.layout import MAX_VALUE_BYTES
+from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import DenseColumn, Feature, Schema
 
 Array = npt.NDArray[Any]
@@ -117,13 +118,18 @@ def numbers(values: pa.ChunkedArray, column: DenseColumn) -> Array:
     try:
         if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
             values = pc.if_else(pc.equal(values, ""), None, values)
-        found = values.cast(pa.float64()).to_numpy()
+        found = values.cast(pa.float64())
     except pa.ArrowException as error:
         raise DataError(f"column '{column.name}' holds something that is not a number ({error})") from error
-    infinite = np.flatnonzero(np.isinf(found))
-    if len(infinite):
-        raise DataError(f"column '{column.name}' is not a finite number in row {infinite[0]}")
-    return found
+    given = np.asarray(found.is_valid())
+    raw = found.to_numpy()
+    wrong = np.flatnonzero(given & ~(np.abs(raw) <= FLOAT32_MAX))
+    if len(wrong):
+        raise DataError(
+            f"column '{column.name}' is {raw[wrong[0]]} in row {wrong[0]}, which is not a finite number of float32: "
+            f"correct it, or give null where it is missing"
+        )
+    return raw
 
 
 def pieces(values: pa.ChunkedArray, feature: Feature) -> tuple[pa.Array, Array]:

@@ -25,7 +25,7 @@ from holdall.data.id_map import id_map_path
 from holdall.data.layout import Layout
 from holdall.data.numbering import Numbering
 from holdall.data.raw_data import Read
-from holdall.data.rows import Rows, import_polars
+from holdall.data.rows import FLOAT32_MAX, Rows, import_polars
 from holdall.data.schema import DataFile, DenseColumn, Feature, Split
 from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
 
@@ -129,6 +129,8 @@ class SecondPass:
         )
         self.features: tuple[Feature, ...] = ()
         self._remaps: dict[str, Array] = {}
+        self.num_clipped = 0
+        """Dense values beyond float32, stored as its largest."""
 
     def order(self, progress: Progress) -> None:
         """Write `ids/<feature>.arrow` for every feature, one table at a time."""
@@ -159,9 +161,10 @@ class SecondPass:
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for spill in self.first.spills:
                 files, positives = [], 0
-                for file, file_positives in pool.map(self._write_file, spill.files):
+                for file, file_positives, num_clipped in pool.map(self._write_file, spill.files):
                     files.append(file)
                     positives += file_positives
+                    self.num_clipped += num_clipped
                     done += 1
                     progress("write", done, total)
                 if files:
@@ -169,11 +172,15 @@ class SecondPass:
                     splits[spill.split] = Split(rows=rows, positives=positives, files=tuple(files))
         return splits
 
-    def _write_file(self, spilled: Path) -> tuple[DataFile, int]:
+    def _write_file(self, spilled: Path) -> tuple[DataFile, int, int]:
+        """The file, its positives, and how many of its dense values were clipped."""
         batch = read_batch(spilled)
+        num_clipped = 0
         dense = np.empty((batch.num_rows, len(self.dense)), dtype=np.float32)
         for index, column in enumerate(self.dense):
             dense[:, index] = transform(batch[f"dense{index}"].to_numpy(), column)
+            if column.transform == "standard":
+                num_clipped += int(np.count_nonzero(np.abs(dense[:, index]) >= np.float32(FLOAT32_MAX)))
         remaps = [self._remaps[raw.table_name] for raw in self.first.layout.features]
         one_hot = [index for index, feature in enumerate(self.features) if feature.one_hot]
         dtype = np.result_type(np.int32, *(remaps[index].dtype for index in one_hot))
@@ -190,4 +197,4 @@ class SecondPass:
         file = write_split_file(self.folder / spilled.name, label, dense, ids, lists)
         positives = int(label.sum())
         spilled.unlink()
-        return file, positives
+        return file, positives, num_clipped

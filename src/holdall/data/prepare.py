@@ -160,6 +160,8 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     second = SecondPass(first, folder, config.rare_below, config.dense)
     second.order(report)
     splits = second.write(report)
+    if second.num_clipped:
+        raw.counts["dense_values_clipped"] = second.num_clipped
     spill.rmdir()
     schema = Schema(
         label=layout.label,

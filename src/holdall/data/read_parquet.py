@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,6 @@ ROWS_PER_BLOCK = 1 << 16
 
 def read_parquet(path: Path, layout: Layout) -> Generator[Rows]:
     """The rows of one file, a block at a time; only the used columns are read."""
-    pl = import_polars()
     try:
         with pq.ParquetFile(path) as file:
             check_columns(file.schema_arrow.names, layout, str(path))
@@ -34,12 +34,24 @@ def read_parquet(path: Path, layout: Layout) -> Generator[Rows]:
                 raise DataError(f"{path} holds no rows: leave it out")
             first_row = 0
             for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(layout.used_columns)):
-                raw = pl.from_arrow(pa.Table.from_batches([batch]))
-                last_row = first_row + raw.height
-                yield typed(raw, layout, first_row, position=size * last_row // num_rows)
-                first_row = last_row
+                yield checked(batch, layout, first_row, position=size * (first_row + len(batch)) // num_rows)
+                first_row += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet ({error}): copy or download it again") from error
+
+
+def checked(batch: pa.RecordBatch, layout: Layout, first_row: int, position: int) -> Rows:
+    """The rows of one batch, the first of which is row `first_row` of the file."""
+    pl = import_polars()
+    bad = not_utf8(batch)
+    if not bad:
+        return typed(pl.from_arrow(for_polars(batch)), layout, first_row, position)
+    keep = np.delete(np.arange(len(batch)), list(bad))
+    rows = typed(pl.from_arrow(for_polars(batch.take(pa.array(keep)))), layout, 0, position)
+    refused = [Refused(first_row + row + 1, *reason) for row, reason in bad.items()]
+    refused += [replace(row, line=first_row + int(keep[row.line - 1]) + 1) for row in rows.refused]
+    refused.sort(key=lambda row: row.line)
+    return replace(rows, numbers=first_row + keep[rows.numbers], refused=refused, num_rows=len(batch))
 
 
 def typed(raw: pl.DataFrame, layout: Layout, first_row: int, position: int) -> Rows:
@@ -51,6 +63,47 @@ def typed(raw: pl.DataFrame, layout: Layout, first_row: int, position: int) -> R
     return Rows(frame, np.delete(numbers, list(reasons)), refused, raw.height, position)
 
 
+def not_utf8(batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
+    """Rows with text that is not UTF-8, which Parquet readers do not check: the reason, and the value."""
+    bad: dict[int, tuple[str, str]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if is_utf8(column):
+            continue
+        for row, value in enumerate(as_bytes(column).to_pylist()):
+            for text in value if isinstance(value, list) else [value]:
+                try:
+                    (text or b"").decode()
+                except UnicodeDecodeError as error:
+                    place = f"byte {text[error.start]:#04x} (number {error.start + 1} of the value)"
+                    bad.setdefault(row, (f"column '{name}' holds text that is not UTF-8: {place}", repr({name: value})))
+    return bad
+
+
+def is_utf8(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            raise
+        return False
+    return True
+
+
+def as_bytes(column: pa.Array) -> pa.Array:
+    """A column of text, or of lists of it, as bytes; Arrow itself refuses a dictionary of such text."""
+    return column.cast(pa.large_list(pa.large_binary()) if is_listed(column.type) else pa.large_binary())
+
+
+def for_polars(batch: pa.RecordBatch) -> pa.Table:
+    """The batch with decimals of more than 38 digits, which polars does not have, as float64."""
+    columns = [column.cast(pa.float64()) if pa.types.is_decimal256(column.type) else column for column in batch.columns]
+    return pa.table(columns, names=batch.schema.names)
+
+
+def is_listed(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
 def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
     """Refuse columns whose type does not match the layout, before any row is read."""
     for column in (layout.label, *(dense.column for dense in layout.dense)):
@@ -58,7 +111,7 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
             raise refuse(schema, column, path, "numbers are needed here")
     for feature in layout.features:
         kind = schema.field(feature.column).type
-        listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+        listed = is_listed(kind)
         if feature.kind == "categorical" and listed:
             raise refuse(schema, feature.column, path, f"name '{feature.name}' as a bag or sequence")
         if feature.kind != "categorical" and not listed and feature.separator is None:

@@ -5,6 +5,7 @@ Both readers (text lines, Parquet) pass their columns to `check_values`, whose r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,9 +129,6 @@ def number_of(dtype: Any, column: str) -> tuple[Any, Any]:
     missing = raw.is_null()
     if dtype == pl.String:
         missing |= raw == ""
-    elif dtype.is_float():
-        number = number.fill_nan(None)
-        missing |= raw.is_nan()
     return number, missing | (number.abs() <= FLOAT32_MAX).fill_null(False)  # NaN is above every number to polars
 
 
@@ -166,7 +164,8 @@ def explain(
             continue
         value = values[place][row]
         if name != "label":
-            reasons[row] = f"column '{column}' holds {shown(value)}, which is not a finite number"
+            hint = " (a missing one is null)" if isinstance(value, float) and math.isnan(value) else ""
+            reasons[row] = f"column '{column}' holds {shown(value)}, which is not a finite number{hint}"
         elif value is None or value == "":
             reasons[row] = f"the label (column '{column}') is missing"
         else:
