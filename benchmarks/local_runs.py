@@ -19,7 +19,7 @@ from holdall.data.dataset import DataSet
 from holdall.distributed.processes import process_group
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.training.config import TrainConfig
-from holdall.training.start import make_run_folder
+from holdall.training.run_folder import make_run_folder
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer
 

@@ -111,7 +111,16 @@ def test_bad_settings_files(
         (["train", "DATA", "--out", "run", "--model", "dlmr"], "unknown model 'dlmr'"),
         (["train", "DATA", "--out", "run", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["train", "DATA", "--out", "run", "--device", "tpu9"], "device 'tpu9' cannot be used here"),
-        (["train", "DATA", "--out", "."], "exists already: choose another name or pass --overwrite"),
+        (["train", "DATA", "--out", "."], "the output . is the current directory, or around it"),
+        (["train", "DATA", "--out", ".", "--overwrite"], "the output . is the current directory, or around it"),
+        (["train", "DATA", "--out", "..", "--overwrite"], "the output .. is the current directory, or around it"),
+        (["train", "DATA", "--out", "DATA", "--overwrite"], "is itself an input"),
+        (["train", "nowhere", "--out", "DATA", "--overwrite"], "is not a run folder"),
+        (["train", "DATA", "--out", "DATA", "--resume"], "is not a run folder"),
+        (["order", "DATA", "--out", "DATA", "--overwrite"], "is itself an input"),
+        (["demo", "--out", "DATA", "--overwrite"], "is not a demo folder"),
+        (["profile", "DATA", "--out", "DATA"], "is a folder: name the file to write"),
+        (["profile", "DATA", "--out", "DATA/schema.json"], "exists and is not a holdall-popularity document"),
     ],
 )
 def test_mistakes_are_named(
@@ -123,8 +132,10 @@ def test_mistakes_are_named(
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert message in fails([str(data) if word == "DATA" else word for word in arguments], capsys)
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    assert message in fails([word.replace("DATA", str(data)) for word in arguments], capsys)
     assert not list(tmp_path.iterdir())
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("words", [["--bach-size", "3"], ["--consistency", "exact"]])

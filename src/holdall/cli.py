@@ -215,7 +215,7 @@ def train(
         out: Run folder to write: checkpoints, metrics.jsonl, TensorBoard files, run.json.
         config: TOML file with values for the options below; flags take precedence.
         resume: Continue from the newest checkpoint in the run folder.
-        overwrite: Replace the run folder if it exists.
+        overwrite: Replace an older run; it is removed when the new one has its first checkpoint.
     """
     from holdall.commands.metrics import show_metrics, show_stages
     from holdall.training.trainer import train as run
@@ -315,7 +315,7 @@ def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = Fa
     Args:
         out: Folder for everything the demo writes.
         rows: Clicks to generate.
-        overwrite: Replace the folder if it exists.
+        overwrite: Replace the folder of an earlier demo.
     """
     from rich.console import Console
 

@@ -322,7 +322,7 @@ def test_a_killed_run_leaves_no_data_set_and_the_next_one_completes(tmp_path: Pa
     raw = write_lines(tmp_path / "raw.tsv", random_lines(20))
     killed = subprocess.run([sys.executable, "-c", KILLED, str(raw), str(tmp_path / "out")], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.partial", "raw.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.holdall-lock", "out.partial", "raw.tsv"]
     assert (tmp_path / "out.partial/train-00001.arrow").exists()
     assert not (tmp_path / "out.partial/schema.json").exists()
     prepare([raw], tmp_path / "out", ALL_TRAIN)

@@ -477,7 +477,7 @@ def test_ids_outside_the_table_are_named(plain: Path, tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written_are_refused(plain: Path, ordered: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is the data set itself"):
+    with pytest.raises(ConfigError, match="is itself an input"):
         order(plain, plain, OrderConfig(overwrite=True))
     with pytest.raises(HoldallError, match="exists already"):
         order(plain, ordered)

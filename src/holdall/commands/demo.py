@@ -11,7 +11,9 @@ import numpy as np
 from rich.console import Console
 
 from holdall.common.console import table
-from holdall.common.files import refuse_existing
+from holdall.common.files import write_json
+from holdall.common.folder_lock import locked
+from holdall.common.output_folder import FolderKind, Output, refuse_place
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
@@ -22,6 +24,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.trainer import train
 
+DEMO = FolderKind("demo", "demo.json", "holdall-demo", parts=("data", "dense", "compressed"))
 SCALE = 0.002  # of Criteo Kaggle's ids: 68,000 in 26 features, so that 200,000 clicks teach most of them
 
 
@@ -62,7 +65,18 @@ def demo(
     `note` is called with the command line of each stage when it starts.
     """
     out = Path(out)
-    refuse_existing(out, overwrite=overwrite)
+    refuse_place(out)
+    with locked(out):
+        output = Output(out, DEMO, overwrite=overwrite)
+        output.recover()
+        output.refuse_existing()
+        with output.in_place():
+            result = _run(out, rows, budget, note)
+            write_json(out / DEMO.marker, {"format": DEMO.format, "version": 1, "rows": rows, "budget": budget})
+    return result
+
+
+def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> DemoResult:
     started = time.perf_counter()
     log, data = out / "clicks.tsv.gz", out / "data"
     note(f"[bold]1. generate[/bold] a click log of {rows:,} rows in Criteo's layout: {log}")

@@ -149,15 +149,3 @@ def read_bounded(path: Path) -> bytes:
     if len(data) > MAX_TEXT_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {readable_bytes(MAX_TEXT_BYTES)}")
     return data
-
-
-def refuse_existing(path: Path, *, overwrite: bool = False, what: str = "output folder") -> None:
-    """Raise if `path` exists; with `overwrite`, remove it."""
-    if not path.exists():
-        return
-    if not overwrite:
-        raise HoldallError(f"the {what} {path} exists already: choose another name or pass --overwrite")
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

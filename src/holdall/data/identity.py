@@ -14,6 +14,7 @@ from typing import Any
 
 from holdall.common.checked_files import FileHash
 from holdall.common.files import PARTIAL
+from holdall.common.output_folder import MARK
 from holdall.data.bad_rows import BAD_ROWS_FILE
 from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.schema import SCHEMA_FILE, Schema
@@ -28,7 +29,7 @@ def with_files(schema: Schema, folder: Path) -> Schema:
     files = {}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in rows and name != SCHEMA_FILE and path.suffix != PARTIAL:
+        if path.is_file() and name not in rows and name not in (SCHEMA_FILE, MARK) and path.suffix != PARTIAL:
             files[name] = FileHash.of(path)
     ids: dict[str, str] = {}
     for feature in schema.features:

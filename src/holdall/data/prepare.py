@@ -3,7 +3,7 @@
     prepare(["day_*.gz"], "data/criteo", PrepareConfig(rare_below=2))
 
 Two streaming passes: memory grows with the distinct values, not with the rows. The folder takes its name only when it
-is complete; a killed run leaves `<out>.partial`, which the next run removes.
+is complete; a killed run leaves `<out>.partial`, which the next run removes (`common/output_folder.py`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from holdall.common.errors import ConfigError, DataError, HoldallError
-from holdall.common.files import atomic_folder, refuse_existing
+from holdall.common.errors import ConfigError, DataError
+from holdall.common.output_folder import output_folder
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
@@ -25,7 +25,7 @@ from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
-from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.data.schema import DATA_SET, Schema
 
 IMPLICIT = ("movielens", "taobao", "yelp")
 """Formats of implicit data, of which events of users are held out, not a fraction of rows."""
@@ -135,12 +135,12 @@ def prepare_raw(
     out = Path(out)
     if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
-    check_output(out, config.overwrite)
-    with progress_bar(progress) as report, atomic_folder(out) as folder:
-        schema = build(folder, raw, config, report)
-        if config.overwrite:  # only now, so that a failed run keeps what was there
-            refuse_existing(out, overwrite=True)
-    return schema
+    inputs = [*raw.files, *([] if config.schema is None else [config.schema])]
+    with (
+        progress_bar(progress) as report,
+        output_folder(out, DATA_SET, overwrite=config.overwrite, inputs=inputs) as folder,
+    ):
+        return build(folder, raw, config, report)
 
 
 def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -> Schema:
@@ -191,16 +191,6 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
         "columns": {d.name: d.column for d in layout.dense} | {f.name: f.column for f in layout.features},
         "positive": layout.positive and f"{layout.positive.comparison} {layout.positive.threshold:g}",
     }
-
-
-def check_output(out: Path, overwrite: bool) -> None:
-    """Refuse an output folder that exists, unless it holds a data set that may be replaced."""
-    if not overwrite:
-        refuse_existing(out)
-    elif out.exists() and not (out / SCHEMA_FILE).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise HoldallError(
-            f"{out} exists and is not a data set, so --overwrite leaves it alone: remove it or choose another"
-        )
 
 
 @contextmanager

@@ -15,10 +15,12 @@ from typing import Any, Literal
 from holdall.common.checked_files import FileHash
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
+from holdall.common.output_folder import FolderKind
 
 FORMAT = "holdall-data"
 VERSION = 1
 SCHEMA_FILE = "schema.json"
+DATA_SET = FolderKind("data set", SCHEMA_FILE, FORMAT, without="run.json")
 
 FeatureKind = Literal["categorical", "bag", "sequence"]
 

@@ -24,13 +24,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.common.files import PARTIAL, atomic_folder, refuse_existing
+from holdall.common.files import PARTIAL
+from holdall.common.output_folder import output_folder
 from holdall.data.arrow_files import write_split_file
 from holdall.data.click_log import BLOCK_ROWS, SyntheticConfig, draw_ids, generate, make_block
 from holdall.data.columns import Columns, Ragged
 from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
 from holdall.data.identity import with_files
-from holdall.data.schema import DenseColumn, Feature, Schema, Split
+from holdall.data.schema import DATA_SET, DenseColumn, Feature, Schema, Split
 
 __all__ = [
     "PRESETS",
@@ -112,7 +113,6 @@ def write_prepared(
     out = Path(out)
     if valid < 0 or test < 0 or valid + test >= 1:
         raise ConfigError(f"valid {valid} and test {test} must not be negative and must leave rows to train on")
-    refuse_existing(out, overwrite=overwrite)
     num_valid, num_test = int(config.rows * valid), int(config.rows * test)
     num_train = config.rows - num_valid - num_test
     bounds = {
@@ -121,7 +121,7 @@ def write_prepared(
         "test": (num_train + num_valid, config.rows),
     }
     names = [f"C{number}" for number in range(1, len(config.cardinalities) + 1)]
-    with atomic_folder(out) as folder:
+    with output_folder(out, DATA_SET, overwrite=overwrite) as folder:
         (folder / IDS_FOLDER).mkdir()
         new_ids = []
         for name, counts in zip(names, count_ids(config, num_train), strict=True):
@@ -216,7 +216,8 @@ def write_tsv(
             f"Criteo's layout has 13 dense columns and 26 features of one id, this log has {shape[0]} and {shape[1]}"
             f"{', with bags' if max(config.lengths) > 1 else ''}: use write_prepared, or the criteo presets"
         )
-    refuse_existing(path, overwrite=overwrite, what="file")
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise ConfigError(f"{path} exists already: choose another name or pass overwrite=True")
     path.parent.mkdir(parents=True, exist_ok=True)
     sidecar = path.with_name(path.name + ".probability.npy")
     partial = path.with_name(path.name + PARTIAL)

@@ -21,13 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import ConfigError, DataError
-from holdall.common.files import atomic_folder, refuse_existing, sha256
+from holdall.common.files import sha256
+from holdall.common.output_folder import output_folder
 from holdall.common.sizes import parse_bytes, readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import IdMap, id_dtype, load_id_map
 from holdall.data.passes import Progress
-from holdall.data.prepare import check_output, progress_bar
-from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.data.prepare import progress_bar
+from holdall.data.schema import DATA_SET, SCHEMA_FILE, Schema
 from holdall.popularity import communities, cooccurrence
 from holdall.popularity.bijection import Bijection, load_orders
 from holdall.popularity.communities import Communities, find_communities
@@ -99,21 +100,19 @@ def order(
     """
     data, out = Path(data), Path(out)
     refuse_ordered(data)
-    if out.resolve() == data.resolve():
-        raise ConfigError(f"--out is the data set itself ({data}), which is kept as it is: choose another folder")
-    check_output(out, config.overwrite)
     if like is None:
         communities.import_igraph()
-    with progress_bar(progress) as report, atomic_folder(out) as folder:
+    inputs = [data, *([] if like is None else [Path(like)])]
+    with (
+        progress_bar(progress) as report,
+        output_folder(out, DATA_SET, overwrite=config.overwrite, inputs=inputs) as folder,
+    ):
         if like is None:
             orders, record = find_orders(data, config, report)
         else:
             orders, record = load_orders(Path(like)), dict(Schema.load(Path(like)).order or {})
         record = {**record, "source": sha256(data / SCHEMA_FILE)}
-        schema = RenumberedFolder(data, orders).write(folder, record, report)
-        if config.overwrite:  # only now, so that a failed run keeps what was there
-            refuse_existing(out, overwrite=True)
-    return schema
+        return RenumberedFolder(data, orders).write(folder, record, report)
 
 
 def refuse_ordered(data: Path) -> None:

@@ -268,6 +268,15 @@ def _save_counts(path: Path, counts: Mapping[str, Array], profile: Profile) -> N
     os.replace(partial, path)
 
 
+def is_counts_file(path: Path) -> bool:
+    """Whether a safetensors file has the counts of some profile."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return {"fingerprint", "rows_read"} <= (file.metadata() or {}).keys()
+    except (OSError, SafetensorError):
+        return False
+
+
 def _from_json(document: dict[str, Any], path: Path) -> Profile:
     fields = {name: value for name, value in document.items() if name not in ("format", "version")}
     features = []

@@ -8,11 +8,14 @@ profile(["day_*.tsv"], "popularity.json", ProfileConfig(format="criteo"))  # raw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from holdall.common.errors import ConfigError, DataError
+from holdall.common.folder_lock import locked
+from holdall.common.output_folder import refuse_other_file, refuse_place
 from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS
 from holdall.data.layout import MAX_VALUE_BYTES
@@ -21,7 +24,7 @@ from holdall.data.prepare import PrepareConfig, progress_bar
 from holdall.data.rows import import_polars
 from holdall.data.schema import SCHEMA_FILE
 from holdall.popularity.prepared_counts import UNORDERED_FORMATS, is_ordered, profile_prepared
-from holdall.popularity.profile import Profile
+from holdall.popularity.profile import FORMAT, Profile, is_counts_file
 from holdall.popularity.raw_stream import RawStream, profile_raw
 from holdall.popularity.stream_counts import COUNTERS
 
@@ -93,16 +96,27 @@ def profile(
     names = [sources] if isinstance(sources, str | Path) else list(sources)
     if not names:
         raise ConfigError("nothing to profile was named: give a data set folder or raw files")
-    if out is not None and (Path(out).is_dir() or Path(out).suffix == ".safetensors"):
-        what = "is a folder" if Path(out).is_dir() else "is where the counts go"
-        raise ConfigError(f"{out} {what}: name the file to write, such as popularity.json")
+    if out is not None:
+        _refuse_output(Path(out), names)
     folders = [Path(name) for name in names if (Path(name) / SCHEMA_FILE).is_file()]
     if folders and len(names) > 1:
         raise ConfigError(f"{folders[0]} is a prepared data set: profile it alone, not with {len(names) - 1} others")
-    with progress_bar(progress) as report:
+    with progress_bar(progress) as report, nullcontext() if out is None else locked(Path(out)):
         if folders:
             return _prepared(folders[0], out, config, report)
         return _raw(names, out, config, report)
+
+
+def _refuse_output(out: Path, names: Sequence[str | Path]) -> None:
+    """Raise if the profile, or the counts beside it, would replace an input or a file that is not one of a profile."""
+    if out.is_dir() or out.suffix == ".safetensors":
+        what = "is a folder" if out.is_dir() else "is where the counts go"
+        raise ConfigError(f"{out} {what}: name the file to write, such as popularity.json")
+    refuse_place(out, map(Path, names))
+    refuse_other_file(out, FORMAT)
+    counts = out.with_suffix(".safetensors")
+    if counts.exists() and not out.exists() and not is_counts_file(counts):
+        raise ConfigError(f"{counts} exists and is not of a profile, whose counts go there: name another --out")
 
 
 def _prepared(folder: Path, out: str | Path | None, config: ProfileConfig, report: Progress) -> Profile:

@@ -1,54 +1,34 @@
-"""Start of a run: its folder and its log, and the check that all processes have the same settings."""
+"""Start of a run: its log, and the check that all processes have the same settings."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdall.common.environment import versions
 from holdall.common.errors import ConfigError
-from holdall.common.files import refuse_existing
-from holdall.common.folder_lock import refuse_locked
+from holdall.common.output_folder import clear_mark
 from holdall.common.settings import flag, settings_marked
+from holdall.data.dataset import DataSet
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
-from holdall.distributed.processes import Processes, RankLog
-from holdall.distributed.shared_folder import check_shared
+from holdall.distributed.processes import Processes
+from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import RunLog
 
 
-@contextmanager
-def make_run_folder(out: Path, processes: Processes, *, resume: bool, overwrite: bool) -> Iterator[RankLog | None]:
-    """Check, on rank 0, that the run folder is free and not locked, and on all ranks that they share it.
-
-    Each of several ranks logs to `rank-N.log` there, also the error that ends the block. A folder with such logs alone
-    is free: an earlier start was refused.
-    """
-
-    def check_free() -> None:
-        refuse_locked(out)
-        if not resume and not _was_refused(out):
-            refuse_existing(out, overwrite=overwrite, what="run folder")
-
-    processes.on_rank_zero(check_free)
-    if processes.world_size == 1:
-        yield None
-        return
-    check_shared(out, processes)
-    log = RankLog(out, processes.rank)
-    with log.errors():
-        log.write(f"rank {processes.rank} of {processes.world_size}, process {os.getpid()}, on {processes.device}")
-        yield log
+def inputs_of(data: Path, config: TrainConfig) -> list[Path]:
+    """Files and folders that a run reads, which its own folder must not replace."""
+    return [data, *([] if config.placement.plan is None else [Path(config.placement.plan)])]
 
 
-def _was_refused(out: Path) -> bool:
-    """Whether a folder has nothing but logs of ranks, none of which trained."""
-    found = list(out.iterdir()) if out.is_dir() else []
-    return bool(found) and all(path.match("rank-*.log") for path in found)
+def check_inputs(data: Path, config: TrainConfig) -> None:
+    """Raise if the data set or the plan of a run cannot be read, before the run takes the place of an older one."""
+    schema = DataSet(data, "train").schema
+    if config.placement.plan is not None:
+        Plan.load(config.placement.plan).check(schema)
 
 
 def refuse_frozen_tables(methods: Mapping[str, Method] | None) -> None:
@@ -89,6 +69,7 @@ def open_run_log(
         out.mkdir(parents=True, exist_ok=True)
         schema.save(out)
         opened.append(RunLog.create(out, {"data": str(data.resolve()), "train": config.to_json()}))
+        clear_mark(out)  # the run has started: run.json tells what the folder is
 
     processes.on_rank_zero(open_log)
     return opened[0] if opened else None

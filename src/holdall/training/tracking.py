@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from holdall.common.environment import environment
 from holdall.common.errors import DataError, HoldallError
 from holdall.common.files import PARTIAL, read_json, write_json
+from holdall.common.output_folder import FolderKind
 from holdall.data.batch import Batch, Ids
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 FORMAT = "holdall-run"
 VERSION = 1
 RUN_FILE = "run.json"
+RUN = FolderKind("run", RUN_FILE, FORMAT)
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 BAD_BATCH_FILE = "bad_batch.safetensors"

@@ -16,7 +16,6 @@ import torch
 from holdall import checkpoint
 from holdall.common.device import pick_device
 from holdall.common.errors import NonFiniteLossError
-from holdall.common.folder_lock import locked
 from holdall.common.progress import SampleProgress
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
@@ -32,7 +31,8 @@ from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
 from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
-from holdall.training.start import agree_on_run, make_run_folder, open_run_log, refuse_frozen_tables
+from holdall.training.run_folder import RunFolder, make_run_folder
+from holdall.training.start import agree_on_run, check_inputs, inputs_of, open_run_log, refuse_frozen_tables
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
@@ -75,14 +75,20 @@ def train(
             several = processes.world_size > 1
             interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0, parent))
             with (
-                make_run_folder(out, processes, resume=resume, overwrite=overwrite) as rank_log,
+                make_run_folder(
+                    out,
+                    processes,
+                    resume=resume,
+                    overwrite=overwrite,
+                    inputs=inputs_of(Path(data), config),
+                    check_inputs=lambda: check_inputs(Path(data), config),
+                ) as rank_log,
                 kernel_path(config.device.kernels),
             ):
                 trainer = Trainer(
                     Path(data), out, config, resume=resume, quiet=quiet, processes=processes, rank_log=rank_log
                 )
-                with locked(out) if processes.rank == 0 else nullcontext():
-                    return trainer.run(interrupt)
+                return trainer.run(interrupt)
     finally:
         if config.device.deterministic:
             torch.use_deterministic_algorithms(False)
@@ -307,7 +313,11 @@ class Trainer:
 
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
         """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
-        return self.checkpoints.save(self.step, self._state(), folder, keep or self.config.checkpoint.keep, waits=waits)
+        keep = keep or self.config.checkpoint.keep
+        path = self.checkpoints.save(self.step, self._state(), folder, keep, waits=waits)
+        if self.processes.rank == 0:
+            RunFolder(self.out).remove_replaced()
+        return path
 
     def save_hot(self) -> Path:
         """Write a checkpoint of hot rows and the dense part; a full one, if there is none to lay it over."""
