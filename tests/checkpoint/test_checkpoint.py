@@ -22,6 +22,8 @@ from safetensors.torch import load_file, save_file
 
 from holdall import checkpoint
 from holdall.common.errors import CheckpointError, ConfigError
+from holdall.common.files import write_json
+from tests.edits import edit_json
 
 STATE = {"config": {"lr": 0.1}, "epoch": 2, "position": [3, 1 << 40], "best": None}
 
@@ -194,9 +196,12 @@ class TestFolder:
 
 
 def edit_manifest(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    manifest = json.loads((path / "manifest.json").read_text())
-    change(manifest)
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    edit_json(path / "manifest.json", change)
+
+
+def edit_without_hash(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"step": ', '"step": 1'))
 
 
 def alter_byte(path: Path) -> None:
@@ -248,6 +253,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json.*newest complete.*00000001"),
     "empty manifest": (lambda p: (p / "manifest.json").write_text(""), "manifest.json cannot be read as JSON"),
     "manifest not UTF-8": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe{"), "manifest.json cannot be read"),
+    "edited manifest": (edit_without_hash, "manifest.json was changed after it was written: .*restore it from a copy"),
     "other version": (lambda p: edit_manifest(p, lambda m: m.update(version=99)), "version 99, this Holdall reads"),
     "other format": (lambda p: edit_manifest(p, lambda m: m.update(format="holdall-data")), "is not a holdall-check"),
     "no shards listed": (lambda p: edit_manifest(p, lambda m: m.pop("shards")), "manifest.json is damaged .*shards"),
@@ -333,7 +339,7 @@ class TestDamage:
         place[key] = data.draw(
             st.none() | st.booleans() | numbers | st.text(max_size=3) | st.lists(numbers, max_size=3) | st.just({})
         )
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        write_json(path / "manifest.json", manifest, hashed=data.draw(st.booleans()))
         try:
             loaded, _ = checkpoint.load(path)
         except CheckpointError:
@@ -380,7 +386,7 @@ class TestDiskFull:
     ):
         checkpoint.save(tmp_path, 1, some_tensors(), STATE)
 
-        def full(*arguments: object) -> None:
+        def full(*arguments: object, **options: object) -> None:
             raise error
 
         monkeypatch.setattr(checkpoint.saving, function, full)

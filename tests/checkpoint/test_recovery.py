@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from holdall.checkpoint import HotPart
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.tiers.host_rows import HostRows
 from holdall.tiers.lazy_tensor import LazyTensor
+from tests.edits import edit_json
 
 LAST = "shard-00001.safetensors"
 
@@ -183,10 +183,8 @@ class TestHotRows:
     def test_row_numbers_out_of_range_are_refused(self, tmp_path: Path) -> None:
         save(tmp_path, 10)
         path = checkpoint.save_hot(tmp_path, 12, hot(12, [0, 11]), {}, base=10)
-        manifest = json.loads((path / "manifest.json").read_text())
         for name in ("table", "sums"):
-            manifest["lazy"][name]["shape"][0] = 11
-        (path / "manifest.json").write_text(json.dumps(manifest))
+            edit_json(path / "manifest.json", lambda m, name=name: m["lazy"][name]["shape"].__setitem__(0, 11))
         smaller = {"table": torch.zeros(11, 4), "sums": torch.zeros(11), "dense": torch.zeros(5)}
         with pytest.raises(CheckpointError, match=r"has rows of '\w+' from 0 to 11, of which there are 11"):
             checkpoint.load_hot_into(path, smaller)
@@ -194,8 +192,6 @@ class TestHotRows:
     def test_a_full_one_needs_initial_values(self, tmp_path: Path) -> None:
         save(tmp_path, 10)
         path = checkpoint.save_hot(tmp_path, 12, hot(12, [0]), {}, base=10)
-        manifest = json.loads((path / "manifest.json").read_text())
-        del manifest["base"]
-        (path / "manifest.json").write_text(json.dumps(manifest))
+        edit_json(path / "manifest.json", lambda manifest: manifest.pop("base"))
         with pytest.raises(CheckpointError, match="has no initial values for the rows"):
             checkpoint.load_into(path, zeros())

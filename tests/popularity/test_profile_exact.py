@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from holdall.popularity.curves import log_grid, rounded
 from holdall.popularity.drift import Drift
 from holdall.popularity.profile import Curve, HotCurve
 from holdall.popularity.thresholds import threshold_grid
+from tests.edits import edit_json, flip_bit
 from tests.popularity.planted_sets import in_popularity_order, write_set, zipf
 
 
@@ -173,14 +173,17 @@ def test_counts_of_another_profile_are_refused(data: Path, small: Path, tmp_path
     mine = holdall.profile(small, tmp_path / "mine.json")
     holdall.profile(data, tmp_path / "other.json")
     (tmp_path / "mine.safetensors").write_bytes((tmp_path / "other.safetensors").read_bytes())
-    with pytest.raises(DataError, match="counts of another data set"):
+    with pytest.raises(DataError, match=r"mine\.safetensors (was changed|has .* bytes instead of)"):
         mine.counts()
+    old = replace(mine, counts_hash=None)
+    with pytest.raises(DataError, match="counts of another data set"):
+        old.counts()
     (tmp_path / "mine.safetensors").write_bytes(b"not a file of tensors")
     with pytest.raises(DataError, match="cannot be read"):
-        mine.counts()
+        old.counts()
     (tmp_path / "mine.safetensors").unlink()
     with pytest.raises(DataError, match="cannot be read"):
-        mine.counts()
+        old.counts()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_counts_of_another_profile_are_refused(data: Path, small: Path, tmp_path
 def test_a_damaged_file_is_refused(small: Path, tmp_path: Path, change: dict[str, object], message: str) -> None:
     path = tmp_path / "popularity.json"
     holdall.profile(small, path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    edit_json(path, lambda document: document.update(change))
     with pytest.raises(DataError, match=message):
         Profile.load(path).counts()
 
@@ -223,9 +226,7 @@ def test_a_curve_that_cannot_be_is_refused(
 ) -> None:
     path = tmp_path / "popularity.json"
     holdall.profile(small, path)
-    document = json.loads(path.read_text())
-    document["features"][0]["coverage"][key] = values
-    path.write_text(json.dumps(document))
+    edit_json(path, lambda document: document["features"][0]["coverage"].update({key: values}))
     with pytest.raises(DataError, match=message):
         Profile.load(path)
 
@@ -276,3 +277,32 @@ def test_unknown_features_and_shares(small: Path) -> None:
         profile.rows_for_coverage("c0", 1.5)
     with pytest.raises(DataError, match="no counts of single rows"):
         profile.counts()
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.99])
+def test_a_flipped_bit_in_either_file_is_refused(small: Path, tmp_path: Path, place: float) -> None:
+    path = tmp_path / "popularity.json"
+    holdall.profile(small, path)
+    counts = path.with_suffix(".safetensors")
+    before = counts.read_bytes()
+    flip_bit(counts, place)
+    with pytest.raises(DataError, match=r"popularity\.safetensors was changed: .*in popularity\.json; make it again"):
+        Profile.load(path).counts()
+    counts.write_bytes(before)
+    assert Profile.load(path).counts()
+    document = path.read_text()
+    path.write_text(document.replace('"rows_read": ', '"rows_read": 1'))
+    with pytest.raises(DataError, match=r"popularity\.json was changed after it was written: .*make it again"):
+        Profile.load(path)
+
+
+def test_a_profile_of_an_earlier_version_is_read(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "popularity.json"
+    holdall.profile(small, path)
+
+    def without_hashes(document: dict[str, object]) -> None:
+        del document["counts_hash"], document["sha256"]
+
+    edit_json(path, without_hashes)
+    assert Profile.load(path).counts_hash is None
+    assert Profile.load(path).counts()

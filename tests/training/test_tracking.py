@@ -30,7 +30,11 @@ class TestRunFile:
         assert document["versions"]["torch"] == torch.__version__
         assert document["hardware"]["cores"] >= 1
         assert {"commit", "dirty", "started"} <= document.keys()
-        assert read_run(tmp_path / "run") == document
+        assert read_run(tmp_path / "run") == {key: value for key, value in document.items() if key != "sha256"}
+        edited = (tmp_path / "run" / "run.json").read_text().replace("dlrm", "dcn")
+        (tmp_path / "run" / "run.json").write_text(edited)
+        with pytest.raises(DataError, match=r"run\.json was changed after it was written"):
+            read_run(tmp_path / "run")
 
     def test_a_resumption_is_recorded(self, tmp_path: Path):
         start(tmp_path, range(1, 5))

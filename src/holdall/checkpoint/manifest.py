@@ -106,7 +106,14 @@ def document(
 
 def read_manifest(path: Path) -> Checkpoint:
     """Read and check the manifest of the checkpoint at `path`."""
-    manifest = read_json(path / MANIFEST, dict[str, Any], format=FORMAT, version=VERSION, error=CheckpointError)
+    manifest = read_json(
+        path / MANIFEST,
+        dict[str, Any],
+        format=FORMAT,
+        version=VERSION,
+        error=CheckpointError,
+        cure=restore_advice(path),
+    )
     try:
         shards = {entry["file"]: Shard(**entry) for entry in manifest["shards"]}
         tensors = {name: _stored_tensor(entry) for name, entry in manifest["tensors"].items()}

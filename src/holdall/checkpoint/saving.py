@@ -130,7 +130,7 @@ def write(planned: SavePlan, processes: Processes = SINGLE_PROCESS) -> Path:
                 partial = _partial(path)
                 for rank, theirs in enumerate(written):
                     _refuse_unseen(partial, theirs["shards"], rank)
-                write_json(partial / MANIFEST, _manifest(planned, written))
+                write_json(partial / MANIFEST, _manifest(planned, written), hashed=True)
                 set_aside(path)
                 stack.pop_all().close()  # renames the folder: the checkpoint is complete
             if planned.base is None:

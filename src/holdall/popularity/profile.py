@@ -24,6 +24,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from holdall.common.checked_files import FileCheck, FileHash
 from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.common.files import PARTIAL, read_json, write_json
 from holdall.data.identity import data_fingerprint, json_digest
@@ -126,6 +127,8 @@ class Profile:
     hot: HotCurve
     counts_file: str | None = None
     """Name of the file beside this one with the lookups of every row, by table."""
+    counts_hash: FileHash | None = None
+    """Size and hash of that file; profiles of earlier versions have none."""
     path: Path | None = field(default=None, compare=False)
     """Path it was loaded from or saved to."""
 
@@ -193,6 +196,8 @@ class Profile:
         path = self.path.parent / self.counts_file
         if Path(self.counts_file).name != self.counts_file:
             raise DataError(f"{self._where} names a file outside its folder ({self.counts_file!r}): {AGAIN}")
+        if self.counts_hash is not None:
+            FileCheck({path: self.counts_hash}, listed_in=self.path.name, cure=AGAIN).result()
         try:
             with safe_open(path, framework="numpy") as file:
                 if (file.metadata() or {}).get("fingerprint") != self.source.fingerprint:
@@ -221,14 +226,14 @@ class Profile:
         """Write the profile, and the counts of every row beside it when they are given; returns it as `load` would."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        saved = replace(self, path=path, counts_file=None)
+        saved = replace(self, path=path, counts_file=None, counts_hash=None)
         if counts is not None:
             beside = path.with_suffix(".safetensors")
-            saved = replace(saved, counts_file=beside.name)
             _save_counts(beside, counts, self)
+            saved = replace(saved, counts_file=beside.name, counts_hash=FileHash.of(beside))
         document = asdict(replace(saved, path=None))
         del document["path"]
-        write_json(path, {"format": FORMAT, "version": VERSION, **document})
+        write_json(path, {"format": FORMAT, "version": VERSION, **document}, hashed=True)
         if saved.counts_file is not None:
             shutil.copymode(path, path.with_name(saved.counts_file))  # safetensors makes files for the owner alone
         return saved
@@ -237,7 +242,7 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read `popularity.json`; a document of another version, or a damaged one, is a DataError."""
         path = Path(path)
-        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION)
+        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION, cure=AGAIN)
         try:
             profile = _from_json(document, path)
         except (KeyError, TypeError, ValueError) as error:
@@ -291,9 +296,11 @@ def _from_json(document: dict[str, Any], path: Path) -> Profile:
     hot = fields.pop("hot")
     rows = {name: tuple(values) for name, values in hot.pop("rows").items()}
     sample = fields.pop("sample")
+    counts_hash = fields.pop("counts_hash", None)
     return Profile(
         source=Source(**fields.pop("source")),
         sample=sample and Sample(**sample),
+        counts_hash=None if counts_hash is None else FileHash(**counts_hash),
         features=tuple(features),
         hot=HotCurve(rows=rows, **{name: tuple(values) for name, values in hot.items()}),
         path=path,

@@ -62,7 +62,7 @@ class RunLog:
             **environment(),
             "resumed": [],
         }
-        write_json(folder / RUN_FILE, document)
+        write_json(folder / RUN_FILE, document, hashed=True)
         (folder / METRICS_FILE).write_text("", encoding="utf-8")
         return cls(folder, tensorboard=tensorboard)
 
@@ -72,7 +72,7 @@ class RunLog:
         folder = Path(folder)
         document = read_run(folder)
         document["resumed"] = [*document.get("resumed", []), {"step": step, "started": _now(), **environment()}]
-        write_json(folder / RUN_FILE, document)
+        write_json(folder / RUN_FILE, document, hashed=True)
         _keep_rows(folder / METRICS_FILE, step)
         return cls(folder, tensorboard=tensorboard, purge_step=step + 1)
 

@@ -204,7 +204,7 @@ class Hardware:
     def save(self, path: str | Path) -> None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"format": FORMAT, "version": VERSION, **asdict(self)})
+        write_json(path, {"format": FORMAT, "version": VERSION, **asdict(self)}, hashed=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Hardware:
