@@ -35,6 +35,7 @@ BENCHMARKS = {
     "local": "benchmarks.local",
     "recovery": "benchmarks.recovery",
     "step_calls": "benchmarks.step_calls",
+    "attacks": "benchmarks.attacks",
 }
 
 

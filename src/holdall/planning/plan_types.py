@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from holdall.common.decode import Count, NonNegativeFloat, PositiveInt
-from holdall.common.errors import ConfigError
 from holdall.tables import Method
 
 Tail = Literal["device", "host", "disk", "compressed", "sharded"]
@@ -21,10 +19,10 @@ compute the dense part forward and backward, update rows and dense parameters, w
 class Bytes:
     """Bytes of a table in one tier."""
 
-    parameters: Count = 0
-    state: Count = 0
+    parameters: int = 0
+    state: int = 0
     """Optimizer state."""
-    buffers: Count = 0
+    buffers: int = 0
     """Index buffers of compressed tables."""
 
     @property
@@ -38,11 +36,11 @@ class TableForecast:
 
     bytes: dict[str, Bytes]
     """By tier."""
-    lookups: dict[str, NonNegativeFloat]
+    lookups: dict[str, float]
     """Share of its lookups that each tier serves; `remote` is other processes."""
-    per_sample: NonNegativeFloat
+    per_sample: float
     """Lookups a sample."""
-    far_rows: NonNegativeFloat
+    far_rows: float
     """Distinct rows of a batch that are fetched, on average."""
 
 
@@ -79,15 +77,15 @@ class Caps:
 class Forecast:
     """Predicted memory and step time of a plan, for one process."""
 
-    memory: dict[str, dict[str, Count]]
+    memory: dict[str, dict[str, int]]
     """Bytes by tier, then by purpose: tables, table_state, table_buffers, staging, dense, dense_state, step."""
-    seconds: dict[str, NonNegativeFloat]
+    seconds: dict[str, float]
     """Seconds by stage of a step (`STAGES`), without overlap."""
-    step_seconds: NonNegativeFloat
+    step_seconds: float
     """Seconds of a step, with overlap."""
-    staging_rows: dict[str, Count]
+    staging_rows: dict[str, int]
     """Rows of the staging buffer for one step, by tail: six standard deviations above the mean of the fetched rows."""
-    before: Count
+    before: int
     """Bytes of all tables and their optimizer state if all were dense in one place."""
     binds: str
     """Sentence on what limits the step time."""
@@ -96,40 +94,3 @@ class Forecast:
 
     def total(self, tier: str) -> int:
         return sum(self.memory[tier].values())
-
-
-# --- as plan.json has them ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTable:
-    """Entry of a table."""
-
-    rows: PositiveInt
-    method: dict[str, Any]
-    hot_rows: Count
-    tail: Tail
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredCaps:
-    """Caps in bytes, or as texts such as 4GB."""
-
-    device: int | str | None = None
-    host: int | str | None = None
-    disk: int | str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredForecast(Forecast):
-    """Forecast with those of the tables, and the hash of the choices that it was made for."""
-
-    of: str
-    tables: dict[str, TableForecast]
-
-    def __post_init__(self) -> None:
-        for tier in TIERS:
-            if missing := {"tables", "table_state"} - set(self.memory.get(tier, ())):
-                raise ConfigError(f"'memory.{tier}' has no '{min(missing)}'")
-        if "step" not in self.memory["device"]:
-            raise ConfigError("'memory.device' has no 'step'")
