@@ -12,7 +12,7 @@ from typing import Any
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdall.common.errors import ConfigError
+from holdall.common.errors import ConfigError, DataError
 from holdall.common.files import sha256
 from holdall.data.schema import DataFile
 
@@ -53,6 +53,20 @@ def write_batch(path: Path, batch: pa.RecordBatch) -> None:
 def read_batch(path: Path) -> pa.RecordBatch:
     with pa.memory_map(str(path)) as file:
         return pa.ipc.open_file(file).get_batch(0)
+
+
+def whole_numbers(column: pa.Array, name: str, path: Path, below: int | None = None) -> Array:
+    """The integers of a column of ids, or of flattened lists of them; anything else is refused."""
+    if not pa.types.is_integer(column.type) or column.null_count:
+        found = f"{column.type} with {column.null_count} nulls"
+        raise DataError(f"{path} has {found} in the place of ids in column '{name}': prepare the data set again")
+    numbers: Array = column.to_numpy()
+    if below is not None and len(numbers) and not (numbers.min() >= 0 and numbers.max() < below):
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise DataError(
+            f"{path} has {wrong} in column '{name}', where {below:,} is the end: prepare the data set again"
+        )
+    return numbers
 
 
 class Spill:

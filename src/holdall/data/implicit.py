@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdall.common.errors import DataError
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.columns import Ragged, offsets_of
 from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.items import ItemTable
@@ -40,6 +40,7 @@ Parse = Callable[[Path], Iterator[list[Refused]]]
 """Function that reads a file into an `Implicit` and yields refused lines, block by block."""
 USER, ITEM, HISTORY = "user", "item", "history"
 ROWS_AT_ONCE = 1 << 16
+MAX_CANDIDATES = 1 << 31  # 20 GB while they are drawn
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,12 @@ class Implicit:
             keep = (negatives != self.item[events, None]) & ~repeated(negatives)
             self.counts["negatives_of_unseen_items"] = int((~self.known_item[negatives]).sum())
             return Cases(events, negatives, keep)
-        num, seed = self.config.candidates, self.config.seed + held
+        num, seed = min(self.config.candidates, len(self.catalogue)), self.config.seed + held
+        if len(events) * num > MAX_CANDIDATES:
+            raise ConfigError(
+                f"--candidates {num:,} for {len(events):,} held-out events is more than {MAX_CANDIDATES:,} in all, "
+                f"which would not fit in memory: lower it"
+            )
         return Cases(events, *draw_candidates(self.user[events], own, self.catalogue, num, seed))
 
     def _given_cases(self, events: Array) -> Array:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdall.common.errors import DataError
-from holdall.data.arrow_files import read_batch, write_batch
+from holdall.data.arrow_files import read_batch, whole_numbers, write_batch
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.folder_files import check_other_file
@@ -25,6 +25,7 @@ from holdall.data.schema import Schema
 Array = npt.NDArray[Any]
 ITEMS_FILE = "items.arrow"
 ITEM_KEY = b"holdall.item"
+AGAIN = "prepare the data set again"
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,26 @@ class ItemTable:
             ) from None
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read ({error}): prepare the data set again") from error
-        item = (batch.schema.metadata or {}).get(ITEM_KEY, b"").decode()
+        item = (batch.schema.metadata or {}).get(ITEM_KEY, b"").decode("utf-8", "backslashreplace")
+        known = [feature.name for feature in schema.features]
+        if item not in known or item not in batch.schema.names or not set(batch.schema.names) <= set(known):
+            raise DataError(
+                f"{path} has the columns {batch.schema.names} for the item '{item}', which are not features of this "
+                f"data set: prepare it again"
+            )
         feature = schema.feature(item)
         if len(batch) != feature.num_rows:
             raise DataError(f"{path} has {len(batch)} items instead of {feature.num_rows}: prepare the data set again")
         attributes: dict[str, Array | Ragged] = {}
         for name in batch.schema.names:
-            column = batch[name]
+            column, below = batch[name], schema.feature(name).num_rows
             if schema.feature(name).one_hot:
-                attributes[name] = column.to_numpy()
+                attributes[name] = whole_numbers(column, name, path, below)
+            elif not pa.types.is_list(column.type) or column.null_count:
+                raise DataError(f"{path} has {column.type} in the place of lists of ids in column '{name}': {AGAIN}")
             else:
-                attributes[name] = Ragged(column.values.to_numpy(), column.offsets.to_numpy())
+                values = whole_numbers(column.values, name, path, below)
+                attributes[name] = Ragged(values, column.offsets.to_numpy())
         attributes.pop(item)
         return cls(schema, item, attributes)
 

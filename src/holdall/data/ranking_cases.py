@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from holdall.common.errors import DataError
-from holdall.data.arrow_files import read_batch, write_batch
+from holdall.data.arrow_files import read_batch, whole_numbers, write_batch
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
@@ -74,14 +74,17 @@ class RankingCases:
         try:
             batch = read_batch(path)
             num = batch.schema.field("negatives").type.list_size
-            matrices = [batch[name].flatten().to_numpy().reshape(-1, num) for name in ("negatives", "keep")]
-            row, user, item = (batch[name].to_numpy() for name in ("row", "user", "item"))
+            flat = (whole_numbers(batch[name].flatten(), name, path) for name in ("negatives", "keep"))
+            matrices = [numbers.reshape(len(batch), num) for numbers in flat]
+            row, user, item = (whole_numbers(batch[name], name, path) for name in ("row", "user", "item"))
         except FileNotFoundError:
             raise DataError(
                 f"{folder} has no ranking cases for split '{split}': they are written for implicit data sets "
                 f"(holdall prepare --format movielens, taobao or yelp), for valid with --valid"
             ) from None
-        except (OSError, KeyError, AttributeError, pa.ArrowException) as error:
+        except DataError:
+            raise
+        except (OSError, KeyError, AttributeError, ValueError, pa.ArrowException) as error:
             raise DataError(f"{path} cannot be read ({error}): prepare the data set again") from error
         return cls(row, user, item, matrices[0], matrices[1].astype(bool))
 
@@ -92,6 +95,9 @@ class RankingCases:
         such batch.
         """
         table = ItemTable.load(data.folder, data.schema)
+        path, num_items = ranking_path(data.folder, data.split), data.schema.feature(table.item).num_rows
+        whole_numbers(pa.array(self.row), "row", path, below=len(data))
+        whole_numbers(pa.array(self.negatives.reshape(-1)), "negatives", path, below=num_items)
         for start in range(0, len(self), cases_at_once):
             part = slice(start, start + cases_at_once)
             columns = Columns.concatenate([data.columns(row, row + 1) for row in self.row[part].tolist()])
