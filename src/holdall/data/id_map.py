@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdall.common.errors import DataError
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
 
@@ -75,7 +75,10 @@ class IdMap:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"the id map {path} cannot be read ({error}): prepare the data set again") from error
         if not table.schema.equals(FILE_SCHEMA):
-            raise DataError(f"{path} is not an id map: its columns are {table.schema.names}")
+            columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
+            raise DataError(f"{path} is not an id map: its columns are {columns}; prepare the data set again")
+        if table["count"].null_count:
+            raise DataError(f"the id map {path} has values without a count: prepare the data set again")
         values = table["value"].cast(pa.large_string()).combine_chunks()
         if values.null_count != 1:
             raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
@@ -187,6 +190,31 @@ def load_id_map(folder: str | Path, feature: str, schema: Schema) -> IdMap:
     path = id_map_path(folder, feature)
     check_other_file(Path(folder), path, schema)
     return IdMap.load(path)
+
+
+def reserve_id_maps(folder: Path, features: Sequence[str], tables: Sequence[str]) -> None:
+    """Create the empty maps of these features, so that names a file cannot have are refused before any row is read.
+
+    `holdall order` names files after the tables, so their names are tried as well.
+    """
+    (folder / IDS_FOLDER).mkdir()
+    for name in dict.fromkeys([*features, *tables]):
+        try:
+            path = id_map_path(folder, name)
+            path.touch(exist_ok=False)
+            if name not in features:
+                path.unlink()
+        except FileExistsError:
+            raise ConfigError(
+                f"the feature '{name}' and another one have the same file name, {path.name}, on this file system: give "
+                f"one of them another name in the schema"
+            ) from None
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigError(
+                f"the name {name[:40]!a}... of {len(name)} characters cannot be that of a file ({reason}): give "
+                f"the feature or table a shorter name in the schema, and its own as `column`"
+            ) from None
 
 
 def load_id_maps(folder: str | Path) -> dict[str, IdMap]:

@@ -136,8 +136,9 @@ class Layout:
         for feature in self.features:
             if feature.kind != "categorical" and feature.name in RESERVED:
                 raise ConfigError(f"a {feature.kind} must not be named '{feature.name}': choose another name")
-            if feature.max_length is not None and feature.max_length < 1:
-                raise ConfigError(f"max_length of '{feature.name}' is {feature.max_length}, but must be 1 or more")
+            if feature.max_length is not None and not 1 <= feature.max_length < 2**31:
+                bounds = "1 or more, and below 2^31"
+                raise ConfigError(f"max_length of '{feature.name}' is {feature.max_length}, but must be {bounds}")
 
     @property
     def used_columns(self) -> tuple[str, ...]:

@@ -134,7 +134,6 @@ class SecondPass:
 
     def order(self, progress: Progress) -> None:
         """Write `ids/<feature>.arrow` for every feature, one table at a time."""
-        id_map_path(self.folder, "").parent.mkdir()
         made: dict[str, Feature] = {}
         tables = self.first.layout.tables
         for done, table in enumerate(tables, start=1):

@@ -20,6 +20,7 @@ from holdall.common.output_folder import output_folder
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
+from holdall.data.id_map import reserve_id_maps
 from holdall.data.identity import with_files
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
@@ -148,6 +149,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     files, layout = raw.files, raw.layout
     test_file = files[-1] if config.test_from_last_file else None
     rule = SplitRule(valid=config.valid_fraction, test=config.test, seed=config.seed, test_file=test_file)
+    reserve_id_maps(folder, [feature.name for feature in layout.features], layout.tables)
     spill = folder / "spill"
     first = FirstPass(layout, rule, spill, config.rows_per_file, raw.read)
     with BadRows(folder / BAD_ROWS_FILE, config.bad_rows or raw.bad_rows) as bad_rows:

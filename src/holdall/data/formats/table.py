@@ -6,15 +6,17 @@ are refused, with the nearest known one suggested.
 
 from __future__ import annotations
 
+import math
 import re
-import tomllib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdall.common.decode import parse_toml, shown
 from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.files import read_bounded
 from holdall.data.formats.criteo import CRITEO
 from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, TextFormat
 from holdall.data.raw_data import RawData
@@ -60,11 +62,12 @@ def load_layout(path: str | Path) -> Layout:
     """Read a TOML schema."""
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = read_bounded(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no schema file {path}: see configs/table-example.toml for a sample") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read as TOML ({error})") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): give another file") from error
+    document = parse_toml(data, str(path))
     try:
         return parse_layout(document)
     except ConfigError as error:
@@ -98,7 +101,7 @@ def parse_positive(rule: str) -> Positive:
     """`>= 7` and the like: a comparison and a number."""
     match = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*", rule)
     try:
-        if match:
+        if match and math.isfinite(float(match[2])):
             return Positive(match[1], float(match[2]))
     except ValueError:
         pass
@@ -154,10 +157,10 @@ def named_entry(entry: Any, keys: dict[str, Any], kind: Literal["dense"] | Featu
     if isinstance(entry, str):
         entry = {"name": entry}
     if not isinstance(entry, dict):
-        raise ConfigError(f"{kind} lists {entry!r}, which is neither a name nor a table with a name")
+        raise ConfigError(f"{kind} lists {shown(entry)}, which is neither a name nor a table with a name")
     check_keys(entry, keys, f"{kind} '{entry.get('name', '?')}'")
     if not entry.get("name"):
-        raise ConfigError(f"an entry of {kind} has no name: {entry!r}")
+        raise ConfigError(f"an entry of {kind} has no name: add one")
     return entry
 
 
@@ -174,4 +177,4 @@ def check_keys(table: dict[str, Any], known: dict[str, Any], where: str) -> None
             names = " or ".join(
                 {"str": "text", "dict": "a table", "int": "a whole number"}.get(k.__name__, k.__name__) for k in kinds
             )
-            raise ConfigError(f"{key} in {where} must be {names}, not {value!r}")
+            raise ConfigError(f"{key} in {where} must be {names}, not {shown(value)}")
