@@ -126,13 +126,22 @@ def _damage(change: Any) -> dict[str, Any]:
     ("change", "message"),
     [
         (lambda d: d.update(gathers={}), r"unknown field 'gathers' \(did you mean 'gather'\?\)"),
-        (lambda d: d.pop("layers"), "incomplete or damaged .*measure again with `holdall hardware`"),
-        (lambda d: d["find"].update(per_row=-1.0), "find, per_row is -1.0, but rates are finite"),
-        (lambda d: d["tables"][0]["lookup"].update(per_row=float("nan")), "per_row is nan, but rates are finite"),
-        (lambda d: d["find"].update(speed=1), "incomplete or damaged"),
+        (lambda d: d.pop("layers"), "'layers' is missing: measure again with `holdall hardware`"),
+        (
+            lambda d: d["layers"][1].update(seconds={"many": 1.0}),
+            "rates are by size, and 'many' is not a size",
+        ),
+        (lambda d: d["find"].update(per_row=-1.0), r"'find\.per_row' must be a number of at least 0, not -1\.0"),
+        (
+            lambda d: d["tables"][0]["lookup"].update(per_row=float("nan")),
+            r"'tables\[0\]\.lookup\.per_row' must be a finite",
+        ),
+        (lambda d: d["tables"][0].update(method={"method": "sparse"}), "unknown table method 'sparse'"),
+        (lambda d: d["find"].update(speed=1), r"unknown field 'find\.speed'"),
+        (lambda d: d["gather"].update(host={}), "rates are by size, and nothing is not a size"),
         (
             lambda d: d.update(captured={**asdict(CAPTURED), "launch_far": 3e-4}),
-            r"incomplete or damaged \('launch_far' is 0.0003, not base and each\): measure again",
+            r"'captured\.launch_far' must be an object, not 0\.0003: measure again",
         ),
     ],
 )

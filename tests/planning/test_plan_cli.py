@@ -98,7 +98,13 @@ def test_mistakes_with_files(data: Path, rates: str, tmp_path: Path, capsys: pyt
 
 @pytest.mark.parametrize(
     ("changes", "missing"),
-    [({"layers": ()}, "layers"), ({"interactions": ()}, "interactions"), ({"gather": {}}, "gather, host")],
+    [
+        ({"layers": ()}, "layers"),
+        ({"interactions": ()}, "interactions"),
+        ({"gather": {}}, "gather, host"),
+        ({"stack": {}}, "stack, forward"),
+        ({"dense_update": {}}, "dense_update, sgd"),
+    ],
 )
 def test_rates_that_are_not_whole(
     changes: dict[str, object], missing: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -238,5 +238,5 @@ def test_bad_hot_rows(hot_rows: object) -> None:
 
 
 def test_bad_cold() -> None:
-    with pytest.raises(ConfigError, match="cold must be a table method, not 'dense'"):
+    with pytest.raises(ConfigError, match="'cold' must be an object, not 'dense'"):
         method_from_json({"method": "hot_cold", "hot_rows": 3, "cold": "dense"})

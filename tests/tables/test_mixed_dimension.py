@@ -107,7 +107,7 @@ def test_bad_settings() -> None:
     for dim in (0, -1, 2.5):
         with pytest.raises(ConfigError, match="dim must be at least 1"):
             MixedDimension(dim=dim)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="cannot be built from"):
+    with pytest.raises(ConfigError, match="'dim' is missing"):
         method_from_json({"method": "mixed_dimension"})
 
 

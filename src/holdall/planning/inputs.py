@@ -11,6 +11,7 @@ from holdall.common.errors import ConfigError
 from holdall.common.memory import available_memory
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
+from holdall.optim.optimizer_kinds import MEASURED
 from holdall.planning.config import PlanConfig
 from holdall.planning.dense_work import trace_dense_work
 from holdall.planning.lookup_counts import LookupCounts, table_lookups
@@ -97,8 +98,11 @@ def _refuse_incomplete(hardware: Hardware) -> None:
     known: dict[str, Any] = {name: getattr(hardware, name) for name in ("tables", "layers", "interactions")}
     for name in ("gather", "scatter"):
         known |= {f"{name}, {tier}": getattr(hardware, name).get(tier) for tier in ("host", "cached", "disk")}
+    known |= {f"stack, {way}": hardware.stack.get(way) for way in ("forward", "backward")}
+    known |= {f"dense_update, {name}": hardware.dense_update.get(name) for name in MEASURED}
     if hardware.device != "cpu":
         known["steps as CUDA graphs"] = hardware.captured
+        known |= {f"copy, {way}": hardware.copy.get(way) for way in ("to_device_pinned", "to_host_pinned")}
     for name, rates in known.items():
         if not rates:
             raise ConfigError(f"the hardware file has no rates for {name}: measure again with `holdall hardware`")

@@ -13,10 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, NotRequired, TypedDict
 
+from holdall.common.decode import Count, PositiveInt, decode, shown
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.settings import read_settings
@@ -34,6 +35,9 @@ from holdall.planning.plan_types import (
     Caps,
     Forecast,
     PlannedStrategy,
+    StoredCaps,
+    StoredForecast,
+    StoredTable,
     TableForecast,
     TablePlan,
     Tail,
@@ -58,6 +62,7 @@ __all__ = [
 FORMAT = "holdall-plan"
 VERSION = 1
 AGAIN = "make it again with `holdall plan`"
+MEND = f"mend it, or {AGAIN}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,19 +75,19 @@ class Plan:
     """Fingerprint of the data set (`holdall.data.identity.data_fingerprint`)."""
     model: dict[str, Any]
     """Settings of `TrainConfig` that describe the model: model, dim, bottom, top, interaction, ..."""
-    dim: int
-    batch_size: int
+    dim: PositiveInt
+    batch_size: PositiveInt
     """Samples a step, over all processes."""
     optimizer: str
-    precision: str = "float32"
+    precision: Literal["float32", "bf16"] = "float32"
     strategy: PlannedStrategy = "plain"
     """Training strategy: `plain`, all on the device; `host`, tables looked up on the host; `split`, hot rows on the
     device and the others fetched; `hot-batches`, as split, in batches that need no others; `two-fold`, several
     processes."""
-    prefetch: int = 0
+    prefetch: Count = 0
     """Steps ahead that host and disk rows are fetched."""
-    world_size: int = 1
-    device: str = "cpu"
+    world_size: PositiveInt = 1
+    device: Literal["cpu", "cuda"] = "cpu"
     caps: Caps = Caps()  # noqa: RUF009 (it is frozen)
     preset: str = "auto"
     tables: tuple[TablePlan, ...]
@@ -196,64 +201,29 @@ class Plan:
         """Read and validate a plan; errors name the file, the key and the fix."""
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist: make it with `holdall plan DATA --out {path}`")
-        document = read_json(Path(path), dict[str, Any], format=FORMAT, version=VERSION, error=ConfigError)
+        document = read_json(Path(path), dict[str, Any], format=FORMAT, version=VERSION, error=ConfigError, cure=MEND)
         return cls.from_json(document, where=str(path))
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], where: str = "the plan") -> Plan:
-        given = {name: value for name, value in document.items() if name not in ("format", "version")}
-        forecast = given.pop("forecast", None)
-        known = {field.name for field in fields(cls)} - {"forecast"}
-        _refuse_unknown(given, known, where)
-        for name in sorted(known - set(given) - _OPTIONAL):
-            raise ConfigError(f"{where}: '{name}' is missing: {AGAIN}")
-        _check_scalars(given, where)
-        tables = tuple(_table(name, entry, where) for name, entry in given.pop("tables").items())
-        caps = _caps(given.pop("caps", {}), where)
-        notes = given.pop("notes", [])
-        if not isinstance(notes, list) or not all(isinstance(note, str) for note in notes):
-            raise ConfigError(f"{where}: 'notes' must be a list of texts, not {notes!r}")
-        plan = cls(**given, caps=caps, notes=tuple(notes), tables=tables)
+        parts = decode(document, _Parts, where, cure=MEND)
+        tables = tuple(_table(name, entry, f"{where}, table '{name}'") for name, entry in parts["tables"].items())
+        caps = _caps(parts.get("caps", StoredCaps()), where)
+        given = {name: value for name, value in document.items() if name not in ("format", "version", "forecast")}
+        plan = decode({**given, "tables": tables, "caps": caps}, cls, where, cure=MEND)
+        if plan.optimizer not in OPTIMIZER_KINDS:
+            hint = did_you_mean(plan.optimizer, OPTIMIZER_KINDS)
+            raise ConfigError(f"{where}: 'optimizer' is {shown(plan.optimizer)}{hint}: {MEND}")
         _check_strategy(plan, where)
-        return plan if forecast is None else _with_forecast(plan, forecast, where)
+        return _with_forecast(plan, parts.get("forecast"), where)
 
 
-_OPTIONAL = {field.name for field in fields(Plan) if field.default is not MISSING}
+class _Parts(TypedDict):
+    """Parts of `plan.json` that differ from the fields of `Plan`."""
 
-
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"{where} must be an object with {', '.join(sorted(known))}, not {given!r}")
-    for name in given:
-        if name not in known:
-            raise ConfigError(f"{where}: unknown field '{name}'{did_you_mean(name, known)}")
-
-
-def _whole(value: Any, least: int, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{where} must be a whole number of at least {least}, not {value!r}")
-    return value
-
-
-def _one_of(value: Any, known: tuple[str, ...], where: str) -> None:
-    if value not in known:
-        raise ConfigError(f"{where} is {value!r}{did_you_mean(str(value), known)}")
-
-
-def _check_scalars(given: Mapping[str, Any], where: str) -> None:
-    for name, least in {"dim": 1, "batch_size": 1, "prefetch": 0, "world_size": 1}.items():
-        if name in given:
-            _whole(given[name], least, f"{where}: '{name}'")
-    _one_of(given["optimizer"], tuple(OPTIMIZER_KINDS), f"{where}: 'optimizer'")
-    _one_of(given.get("strategy", "plain"), get_args(PlannedStrategy), f"{where}: 'strategy'")
-    _one_of(given.get("precision", "float32"), ("float32", "bf16"), f"{where}: 'precision'")
-    _one_of(given.get("device", "cpu"), ("cpu", "cuda"), f"{where}: 'device'")
-    for name in ("data", "fingerprint", "preset"):
-        if not isinstance(given.get(name, ""), str):
-            raise ConfigError(f"{where}: '{name}' must be a text, not {given[name]!r}")
-    for name in ("tables", "model"):
-        if not isinstance(given[name], dict):
-            raise ConfigError(f"{where}: '{name}' must be an object, not {given[name]!r}")
+    tables: dict[str, StoredTable]
+    caps: NotRequired[StoredCaps]
+    forecast: NotRequired[dict[str, Any] | None]
 
 
 def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
@@ -265,11 +235,9 @@ def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
         raise ConfigError(f"{where}, model: {error}") from None
 
 
-def _caps(given: Any, where: str) -> Caps:
-    """Caps by tier: bytes, or texts such as 4GB."""
-    _refuse_unknown(given, set(TIERS), f"{where}, caps")
+def _caps(given: StoredCaps, where: str) -> Caps:
     found = {}
-    for tier, size in given.items():
+    for tier, size in asdict(given).items():
         try:
             found[tier] = None if size is None else parse_bytes(size)
         except ConfigError as error:
@@ -277,24 +245,14 @@ def _caps(given: Any, where: str) -> Caps:
     return Caps(**found)
 
 
-def _table(name: str, entry: Any, where: str) -> TablePlan:
-    place = f"{where}, table '{name}'"
-    wanted = {"rows", "method", "hot_rows", "tail"}
-    _refuse_unknown(entry, wanted, place)
-    for field in sorted(wanted - set(entry)):
-        raise ConfigError(f"{place}: '{field}' is missing")
-    num_rows = _whole(entry["rows"], 1, f"{place}: 'rows'")
-    hot_rows = _whole(entry["hot_rows"], 0, f"{place}: 'hot_rows'")
-    if hot_rows > num_rows:
-        raise ConfigError(f"{place}: {hot_rows:,} hot rows, but it has {num_rows:,} rows: lower hot_rows")
-    _one_of(entry["tail"], get_args(Tail), f"{place}: 'tail'")
-    if not isinstance(entry["method"], dict):
-        raise ConfigError(f'{place}: \'method\' must be an object such as {{"method": "dense"}}')
+def _table(name: str, entry: StoredTable, place: str) -> TablePlan:
+    if entry.hot_rows > entry.rows:
+        raise ConfigError(f"{place}: {entry.hot_rows:,} hot rows, but it has {entry.rows:,} rows: lower hot_rows")
     try:
-        method = method_from_json(entry["method"])
+        method = method_from_json(entry.method)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
-    table = TablePlan(name=name, num_rows=num_rows, method=method, hot_rows=hot_rows, tail=entry["tail"])
+    table = TablePlan(name=name, num_rows=entry.rows, method=method, hot_rows=entry.hot_rows, tail=entry.tail)
     _check_method(table, place)
     return table
 
@@ -346,27 +304,11 @@ def _check_strategy(plan: Plan, where: str) -> None:
         raise ConfigError(f"{where}: strategy '{plan.strategy}' needs a world_size of 2 or more")
 
 
-def _with_forecast(plan: Plan, forecast: Mapping[str, Any], where: str) -> Plan:
+def _with_forecast(plan: Plan, given: Mapping[str, Any] | None, where: str) -> Plan:
     """The plan with its forecast, or without it when its choices have been edited since."""
-    if not isinstance(forecast, dict):
-        raise ConfigError(f"{where}: 'forecast' must be an object, not {forecast!r}: {AGAIN}")
-    given = dict(forecast)
-    if given.pop("of", None) != plan.choices_hash():
+    if given is None or given.get("of") != plan.choices_hash():
         return plan
-    try:
-        by_table = {
-            name: TableForecast(
-                bytes={tier: Bytes(**parts) for tier, parts in entry["bytes"].items()},
-                lookups=entry["lookups"],
-                per_sample=entry["per_sample"],
-                far_rows=entry["far_rows"],
-            )
-            for name, entry in given.pop("tables").items()
-        }
-        for name in ("memory", "seconds", "staging_rows"):
-            if not isinstance(given[name], dict):
-                raise TypeError(f"{name} must be an object")
-        tables = tuple(replace(table, forecast=by_table.get(table.name)) for table in plan.tables)
-        return replace(plan, tables=tables, forecast=Forecast(**given))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}: its forecast is incomplete or has unknown fields ({error}): {AGAIN}") from error
+    found = decode(given, StoredForecast, where, inside="forecast", cure=AGAIN)
+    tables = tuple(replace(table, forecast=found.tables.get(table.name)) for table in plan.tables)
+    forecast = Forecast(**{field.name: getattr(found, field.name) for field in fields(Forecast)})
+    return replace(plan, tables=tables, forecast=forecast)

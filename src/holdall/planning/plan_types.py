@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from holdall.common.decode import Count, NonNegativeFloat, PositiveInt
+from holdall.common.errors import ConfigError
 from holdall.tables import Method
 
 Tail = Literal["device", "host", "disk", "compressed", "sharded"]
@@ -19,10 +21,10 @@ compute the dense part forward and backward, update rows and dense parameters, w
 class Bytes:
     """Bytes of a table in one tier."""
 
-    parameters: int = 0
-    state: int = 0
+    parameters: Count = 0
+    state: Count = 0
     """Optimizer state."""
-    buffers: int = 0
+    buffers: Count = 0
     """Index buffers of compressed tables."""
 
     @property
@@ -36,11 +38,11 @@ class TableForecast:
 
     bytes: dict[str, Bytes]
     """By tier."""
-    lookups: dict[str, float]
+    lookups: dict[str, NonNegativeFloat]
     """Share of its lookups that each tier serves; `remote` is other processes."""
-    per_sample: float
+    per_sample: NonNegativeFloat
     """Lookups a sample."""
-    far_rows: float
+    far_rows: NonNegativeFloat
     """Distinct rows of a batch that are fetched, on average."""
 
 
@@ -77,15 +79,15 @@ class Caps:
 class Forecast:
     """Predicted memory and step time of a plan, for one process."""
 
-    memory: dict[str, dict[str, int]]
+    memory: dict[str, dict[str, Count]]
     """Bytes by tier, then by purpose: tables, table_state, table_buffers, staging, dense, dense_state, step."""
-    seconds: dict[str, float]
+    seconds: dict[str, NonNegativeFloat]
     """Seconds by stage of a step (`STAGES`), without overlap."""
-    step_seconds: float
+    step_seconds: NonNegativeFloat
     """Seconds of a step, with overlap."""
-    staging_rows: dict[str, int]
+    staging_rows: dict[str, Count]
     """Rows of the staging buffer for one step, by tail: six standard deviations above the mean of the fetched rows."""
-    before: int
+    before: Count
     """Bytes of all tables and their optimizer state if all were dense in one place."""
     binds: str
     """Sentence on what limits the step time."""
@@ -94,3 +96,40 @@ class Forecast:
 
     def total(self, tier: str) -> int:
         return sum(self.memory[tier].values())
+
+
+# --- as plan.json has them ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTable:
+    """Entry of a table."""
+
+    rows: PositiveInt
+    method: dict[str, Any]
+    hot_rows: Count
+    tail: Tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCaps:
+    """Caps in bytes, or as texts such as 4GB."""
+
+    device: int | str | None = None
+    host: int | str | None = None
+    disk: int | str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredForecast(Forecast):
+    """Forecast with those of the tables, and the hash of the choices that it was made for."""
+
+    of: str
+    tables: dict[str, TableForecast]
+
+    def __post_init__(self) -> None:
+        for tier in TIERS:
+            if missing := {"tables", "table_state"} - set(self.memory.get(tier, ())):
+                raise ConfigError(f"'memory.{tier}' has no '{min(missing)}'")
+        if "step" not in self.memory["device"]:
+            raise ConfigError("'memory.device' has no 'step'")

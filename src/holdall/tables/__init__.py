@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
+from holdall.common.decode import decode, shown
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.tables.clustered import Clustered
 from holdall.tables.dense import Dense
@@ -47,20 +47,10 @@ def method_from_json(document: dict[str, Any]) -> Method:
     """The method that `Method.to_json` described; unknown names and settings are refused."""
     settings = dict(document)
     name = settings.pop("method", None)
-    if name not in METHODS:
-        raise ConfigError(f"unknown table method {name!r}{did_you_mean(str(name), METHODS)}")
-    known = {field.name for field in fields(METHODS[name])}
-    for key, value in settings.items():
-        if key not in known:
-            raise ConfigError(f"{name} has no setting '{key}'{did_you_mean(key, known)}")
-        if isinstance(value, dict):
-            settings[key] = method_from_json(value)
-        elif isinstance(value, list):
-            settings[key] = tuple(value)
-    try:
-        return METHODS[name](**settings)
-    except TypeError as error:
-        raise ConfigError(f"{name} cannot be built from {settings}: {error}") from None
+    if not isinstance(name, str) or name not in METHODS:
+        raise ConfigError(f"unknown table method {shown(name)}{did_you_mean(str(name)[:60], METHODS)}")
+    settings = {key: method_from_json(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    return decode(settings, METHODS[name], "", noun=f"{name}: ")
 
 
 __all__ = [

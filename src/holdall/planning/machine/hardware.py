@@ -10,24 +10,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import re
 import warnings
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from holdall.common import environment
+from holdall.common.decode import NonNegativeFloat, PositiveInt, decode, shown
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import cache_folder, read_json, write_json
+from holdall.tables import method_from_json
 
 FORMAT = "holdall-hardware"
 VERSION = 1
 FILE = "hardware.json"
+AGAIN = "measure again with `holdall hardware`"
 
 
 class HardwareWarning(UserWarning):
@@ -38,9 +41,9 @@ class HardwareWarning(UserWarning):
 class Cost:
     """Seconds of an operation over L lookups of U distinct rows: base + per_lookup * L + per_row * U."""
 
-    base: float = 0.0
-    per_lookup: float = 0.0
-    per_row: float = 0.0
+    base: NonNegativeFloat = 0.0
+    per_lookup: NonNegativeFloat = 0.0
+    per_row: NonNegativeFloat = 0.0
 
     def seconds(self, lookups: float, rows: float) -> float:
         return self.base + self.per_lookup * lookups + self.per_row * rows
@@ -59,8 +62,8 @@ class Cost:
 class Line:
     """Seconds of an operation on n items: base + each * n."""
 
-    base: float = 0.0
-    each: float = 0.0
+    base: NonNegativeFloat = 0.0
+    each: NonNegativeFloat = 0.0
 
     def seconds(self, n: float) -> float:
         return self.base + self.each * n
@@ -74,7 +77,7 @@ class TableCost:
     """
 
     method: dict[str, Any]
-    dim: int
+    dim: PositiveInt
     optimizer: str
     lookup: Cost
     update: Cost
@@ -85,9 +88,9 @@ class TableCost:
 class Layer:
     """Seconds of a linear layer with its ReLU, forward and backward."""
 
-    inputs: int
-    outputs: int
-    seconds: dict[str, float]
+    inputs: PositiveInt
+    outputs: PositiveInt
+    seconds: dict[str, NonNegativeFloat]
     """By samples."""
     precision: str = "float32"
 
@@ -96,9 +99,9 @@ class Layer:
 class Interaction:
     """Seconds of the dot interaction of `vectors` vectors of `dim` numbers, forward and backward."""
 
-    vectors: int
-    dim: int
-    seconds: dict[str, float]
+    vectors: PositiveInt
+    dim: PositiveInt
+    seconds: dict[str, NonNegativeFloat]
     """By samples."""
     precision: str = "float32"
 
@@ -123,10 +126,10 @@ class CollectiveRates:
     """Seconds of collectives by bytes of the tensor that each process passes (`collective_cost.Links`)."""
 
     backend: str
-    world_size: int
-    all_reduce: dict[str, float]
-    all_to_all: dict[str, float]
-    all_gather: dict[str, float] = field(default_factory=dict)
+    world_size: PositiveInt
+    all_reduce: dict[str, NonNegativeFloat]
+    all_to_all: dict[str, NonNegativeFloat]
+    all_gather: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """By bytes of one process's part; empty in older files, which did not measure it."""
 
 
@@ -136,12 +139,11 @@ class Hardware:
 
     machine: dict[str, Any]
     """Facts of the machine that was measured; `id` is a hash of the others."""
-    device: str
-    """`cpu` or `cuda`."""
-    threads: int
+    device: Literal["cpu", "cuda"]
+    threads: PositiveInt
     """Threads of the CPU operations."""
     date: str
-    took_seconds: float
+    took_seconds: NonNegativeFloat
     tables: tuple[TableCost, ...]
     """Tables on the device: dense ones by optimizer and dim, compressed ones for some settings."""
     host_tables: tuple[TableCost, ...]
@@ -168,12 +170,12 @@ class Hardware:
     """Updating n dense parameters, by optimizer."""
     read: Line
     """Reading, checking and passing on a batch of n numbers."""
-    overlap: float
+    overlap: NonNegativeFloat
     """Part of the shorter of two stages that is hidden when they run at the same time: 1 when both run at full
     speed."""
-    call: float
+    call: NonNegativeFloat
     """Seconds of an empty operation on the device."""
-    stream: float
+    stream: NonNegativeFloat
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
     captured: Captured | None = None
     """Of a GPU; None on a CPU, and in older files of a GPU, which are refused."""
@@ -209,31 +211,25 @@ class Hardware:
         path = Path(path)
         if not path.exists():
             raise ConfigError(f"there is no {path}: make it with `holdall hardware --out {path}`")
-        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION, error=ConfigError)
-        return cls.from_json(document, str(path))
+        return read_json(path, cls, format=FORMAT, version=VERSION, error=ConfigError, cure=AGAIN)
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any], where: str = "the hardware file") -> Hardware:
-        given = {name: value for name, value in document.items() if name not in ("format", "version")}
-        known = {field.name for field in fields(cls)}
-        for name in given:
-            if name not in known:
-                raise ConfigError(f"{where}: unknown field '{name}'{did_you_mean(name, known)}")
-        try:
-            hardware = cls(**_parsed(given))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                f"{where} is incomplete or damaged ({error}): measure again with `holdall hardware`"
-            ) from error
-        _check_numbers(asdict(hardware), where)
-        return hardware
+    def __post_init__(self) -> None:
+        """Refuse tables of no method, and rates by sizes that are no numbers."""
+        for table in (*self.tables, *self.host_tables):
+            method_from_json(table.method)
+        by_size: list[Mapping[str, Any]] = [*self.gather.values(), *self.scatter.values()]
+        by_size += [*(layer.seconds for layer in self.layers), *(one.seconds for one in self.interactions)]
+        for rates in by_size:
+            wrong = [size for size in rates if not re.fullmatch("[1-9][0-9]{0,17}", size)]
+            if wrong or not rates:
+                raise ConfigError(f"rates are by size, and {shown(wrong[0]) if wrong else 'nothing'} is not a size")
 
 
 def median_of(measured: Sequence[Hardware]) -> Hardware:
     """Element-wise median of several measurements of one machine."""
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
     median = _median([asdict(replace(one, notes=())) for one in measured])
-    return replace(Hardware.from_json({**median, "date": measured[-1].date}), notes=notes)
+    return replace(decode({**median, "date": measured[-1].date}, Hardware, "the median"), notes=notes)
 
 
 def _median(values: Sequence[Any]) -> Any:
@@ -244,54 +240,6 @@ def _median(values: Sequence[Any]) -> Any:
     if isinstance(first, list | tuple):
         return [_median(parts) for parts in zip(*values, strict=True)]
     return median_low(values) if isinstance(first, float) else first
-
-
-def _parsed(given: dict[str, Any]) -> dict[str, Any]:
-    def tables(entries: Sequence[Mapping[str, Any]]) -> tuple[TableCost, ...]:
-        return tuple(
-            TableCost(**{**entry, "lookup": Cost(**entry["lookup"]), "update": Cost(**entry["update"])})
-            for entry in entries
-        )
-
-    def lines(entries: Mapping[str, Mapping[str, float]]) -> dict[str, Line]:
-        for name, line in entries.items():
-            if not isinstance(line, Mapping):
-                raise ValueError(f"'{name}' is {line}, not base and each")
-        return {name: Line(**line) for name, line in entries.items()}
-
-    parsed = dict(given)
-    for name in ("tables", "host_tables"):
-        parsed[name] = tables(given[name])
-    for name in ("gather", "scatter"):
-        parsed[name] = {tier: lines(by_size) for tier, by_size in given[name].items()}
-    for name in ("copy", "stack", "dense_update"):
-        parsed[name] = lines(given[name])
-    parsed["begin"] = {name: Cost(**cost) for name, cost in given.get("begin", {}).items()}
-    parsed["find"], parsed["read"] = Cost(**given["find"]), Line(**given["read"])
-    parsed["layers"] = tuple(Layer(**entry) for entry in given["layers"])
-    parsed["interactions"] = tuple(Interaction(**entry) for entry in given["interactions"])
-    parsed["notes"] = tuple(given.get("notes", ()))
-    if given.get("captured") is not None:
-        known = given["captured"]
-        parts = lines({name: known[name] for name in ("launch_step", "launch_far", "launch_layers")})
-        parsed["captured"] = Captured(**{**known, **parts, "copied": Cost(**known["copied"])})
-    if given.get("collectives") is not None:
-        parsed["collectives"] = CollectiveRates(**given["collectives"])
-    return parsed
-
-
-def _check_numbers(value: Any, where: str) -> None:
-    """Refuse rates that are negative or not finite."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_numbers(item, f"{where}, {name}")
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            _check_numbers(item, f"{where}, {place}")
-    elif isinstance(value, float) and not (math.isfinite(value) and value >= 0):
-        raise ConfigError(
-            f"{where} is {value}, but rates are finite and not negative: measure again with `holdall hardware`"
-        )
 
 
 def machine_identity() -> dict[str, Any]:

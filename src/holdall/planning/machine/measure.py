@@ -103,7 +103,7 @@ def _measure(
     note("copies, layers, interaction")
     return Hardware(
         machine=machine_identity(),
-        device=device.type,
+        device="cpu" if on_cpu else "cuda",
         threads=torch.get_num_threads(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         took_seconds=0.0,
