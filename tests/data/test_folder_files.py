@@ -75,7 +75,7 @@ def test_exchanged_files_are_refused(folder: Path, names: tuple[str, str]) -> No
 def test_an_edited_schema_is_refused(folder: Path) -> None:
     path = folder / "schema.json"
     path.write_text(path.read_text().replace('"unseen": ', '"unseen": 1'))
-    with pytest.raises(DataError, match=r"schema\.json was changed after it was written: .*make it or copy it again"):
+    with pytest.raises(DataError, match=r"schema\.json was changed after it was written: .*copy the folder again"):
         Schema.load(folder)
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from holdall.common.decode import Count
 from holdall.common.errors import DataError, HoldallError
 from holdall.common.files import PARTIAL, cache_folder, sha256
 from holdall.common.worker_thread import WorkerThread
@@ -45,7 +46,7 @@ _known: dict[str, dict[str, State]] = {}
 class FileHash:
     """Size and content of a file, as its manifest lists it."""
 
-    bytes: int
+    bytes: Count
     sha256: str
 
     @classmethod

@@ -19,9 +19,9 @@ from holdall.common.checked_files import FileCheck
 from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.columns import Array, Columns, Ragged
-from holdall.data.folder_files import CURE, check_split_files
+from holdall.data.folder_files import check_split_files
 from holdall.data.identity import data_fingerprint, ids_fingerprint
-from holdall.data.schema import SCHEMA_FILE, DataFile, Schema
+from holdall.data.schema import CURE, SCHEMA_FILE, DataFile, Schema
 
 
 class DataSet:

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from holdall.common.checked_files import FileCheck
 from holdall.common.errors import DataError
-from holdall.data.schema import SCHEMA_FILE, DataFile, Schema
-
-CURE = "copy the folder again, or make it again with `holdall prepare`"
+from holdall.data.schema import CURE, SCHEMA_FILE, DataFile, Schema
 
 
 def check_split_files(folder: Path, files: Iterable[DataFile], *, remember: bool = True) -> FileCheck:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 from holdall.common.checked_files import FileHash
+from holdall.common.decode import Count, PositiveInt, decode
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind
@@ -21,6 +22,7 @@ FORMAT = "holdall-data"
 VERSION = 1
 SCHEMA_FILE = "schema.json"
 DATA_SET = FolderKind("data set", SCHEMA_FILE, FORMAT, without="run.json")
+CURE = "copy the folder again, or make it again with `holdall prepare`"
 
 FeatureKind = Literal["categorical", "bag", "sequence"]
 
@@ -30,16 +32,16 @@ class Feature:
     """One categorical feature: a single id per sample, a bag of ids, or an ordered sequence of ids."""
 
     name: str
-    num_rows: int
+    num_rows: PositiveInt
     """Rows its table needs: distinct values kept, the missing value, and the unseen row."""
-    unseen: int
+    unseen: Count
     """Id of all values that are not in the map."""
     kind: FeatureKind = "categorical"
-    max_length: int | None = None
+    max_length: Count | None = None
     """Longest bag or sequence kept, for kinds that have a length."""
     table: str | None = None
     """Name of the table it looks up when it shares one with another feature; its own name otherwise."""
-    ordered_from: int | None = None
+    ordered_from: Count | None = None
     """First id that `holdall order` renumbered; None when all ids are in popularity order."""
 
     @property
@@ -70,21 +72,58 @@ class DataFile(FileHash):
     """One Arrow IPC file of a split."""
 
     name: str
-    rows: int
+    rows: Count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Rows of one part of the data (`train`, `valid` or `test`), in the order of its files."""
 
-    rows: int
-    positives: int
+    ignores_unknown: ClassVar[bool] = True
+
+    rows: Count
+    positives: Count
     files: tuple[DataFile, ...]
+
+
+class RawFile(TypedDict):
+    """Raw file that a data set was made from."""
+
+    name: str
+    bytes: Count
+
+
+class SourceRecord(TypedDict):
+    """Fields of `Schema.source` that are read again."""
+
+    format: NotRequired[str]
+    files: NotRequired[list[RawFile]]
+    bad_rows: NotRequired[Count]
+    counts: NotRequired[dict[str, Count]]
+
+
+class OrderedTable(TypedDict):
+    """Renumbering of one table by `holdall order`."""
+
+    sha256: str
+    rows: NotRequired[Count]
+    ordered_from: NotRequired[Count]
+    communities: NotRequired[Count]
+    grouped_lookups: NotRequired[float]
+
+
+class OrderRecord(TypedDict):
+    """Fields of `Schema.order` that are read again."""
+
+    tables: dict[str, OrderedTable]
+    left: NotRequired[dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
     """Complete description of a prepared data set, as stored in `schema.json`."""
+
+    ignores_unknown: ClassVar[bool] = True
 
     label: str
     dense: tuple[DenseColumn, ...]
@@ -101,12 +140,15 @@ class Schema:
     """By table, the fingerprint of its id map (`IdMap.fingerprint`); None as for `files`."""
 
     def __post_init__(self) -> None:
+        decode(self.source, SourceRecord, "", inside="source")
+        if self.order is not None:
+            decode(self.order, OrderRecord, "", inside="order")
         names = [feature.name for feature in self.features]
         repeated = {name for name in names if names.count(name) > 1}
         if repeated:
             raise ConfigError(f"feature names must differ, but these repeat: {sorted(repeated)}")
         for feature in self.features:
-            if not 0 <= feature.num_ranked <= feature.num_rows:
+            if feature.num_ranked > feature.num_rows:
                 raise ConfigError(
                     f"feature '{feature.name}' has ordered_from {feature.ordered_from}, but {feature.num_rows} rows"
                 )
@@ -128,8 +170,7 @@ class Schema:
     @property
     def order_hashes(self) -> dict[str, str]:
         """By table, the hash of its renumbering by `holdall order`; data sets in one order have the same."""
-        tables = (self.order or {}).get("tables", {})
-        return {table: str(entry.get("sha256")) for table, entry in tables.items()}
+        return {table: entry["sha256"] for table, entry in (self.order or {"tables": {}})["tables"].items()}
 
     def feature(self, name: str) -> Feature:
         for feature in self.features:
@@ -143,31 +184,7 @@ class Schema:
 
     @classmethod
     def load(cls, folder: Path) -> Schema:
-        return cls.from_json(read_json(Path(folder) / SCHEMA_FILE, dict[str, Any], format=FORMAT, version=VERSION))
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Schema:
-        files = document.get("files")
-        try:
-            return cls(
-                label=document["label"],
-                dense=tuple(DenseColumn(**column) for column in document["dense"]),
-                features=tuple(Feature(**feature) for feature in document["features"]),
-                splits={
-                    name: Split(
-                        rows=split["rows"],
-                        positives=split["positives"],
-                        files=tuple(DataFile(**file) for file in split["files"]),
-                    )
-                    for name, split in document.get("splits", {}).items()
-                },
-                source=document.get("source", {}),
-                order=document.get("order"),
-                files=None if files is None else {name: FileHash(**file) for name, file in files.items()},
-                ids=document.get("ids"),
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"the schema document is incomplete or has unknown fields ({error})") from error
+        return read_json(Path(folder) / SCHEMA_FILE, cls, format=FORMAT, version=VERSION, cure=CURE)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,7 +5,6 @@ Row number = new id, value = old id. It belongs to one id map, whose fingerprint
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -116,16 +115,9 @@ def load_orders(folder: Path) -> dict[str, Bijection]:
     if record is None:
         raise DataError(f"{folder} has no order to use again: `holdall order` makes one")
     orders = {}
-    for table, entry in _entries(record, folder).items():
+    for table, entry in record["tables"].items():
         path = order_path(folder, table)
         orders[table] = Bijection.load(path, table)
-        if sha256(path) != entry.get("sha256"):
+        if sha256(path) != entry["sha256"]:
             raise DataError(f"{path} was changed: its SHA-256 is not the one in schema.json; order the data set again")
     return orders
-
-
-def _entries(record: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    tables = record.get("tables")
-    if not isinstance(tables, dict) or not all(isinstance(entry, dict) for entry in tables.values()):
-        raise DataError(f"schema.json of {folder} has no tables under 'order': order the data set again")
-    return tables
