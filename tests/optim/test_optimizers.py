@@ -12,7 +12,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.tables import Hashed, Quantized
+from holdall.tables import Hashed
 
 ROWS = {"a": 50, "b": 7}
 
@@ -281,27 +281,3 @@ def test_bad_settings() -> None:
         OptimizerConfig(name="sgd", momentum=1.0)
     with pytest.raises(ConfigError, match="weight decay must be 0 or more"):
         OptimizerConfig(weight_decay=-0.1)
-
-
-def test_tables_that_update_themselves_take_sgd_only() -> None:
-    """Stochastically rounded tables have no float copy, so other optimizers are refused."""
-    method = Quantized(bits=8, rounding="stochastic", trainable=True)
-    bags = EmbeddingBags.build(ROWS, 4, {"a": method})
-    with pytest.raises(ConfigError, match="use sgd, not adam"):
-        Optimizers(bags, OptimizerConfig(name="adam"))
-    with pytest.raises(ConfigError, match="use sgd, not momentum or weight decay"):
-        Optimizers(bags, OptimizerConfig(name="sgd", weight_decay=0.1))
-    optimizers = Optimizers(bags, OptimizerConfig(name="sgd", lr=1.0))
-    before = bags.table("a").materialize()
-    ids = Ids(torch.tensor([[3], [0]]), None, 2)
-    bags(ids).sum().backward()
-    with pytest.raises(ConfigError, match="cannot be clipped"):
-        optimizers.clip(1.0)
-    optimizers.zero_grad()
-    optimizers.step()
-    assert torch.equal(bags.table("a").materialize(), before)
-    bags(ids).sum().backward()
-    optimizers.step()
-    moved = bags.table("a").materialize() - before
-    assert moved[3].mean() == pytest.approx(-1.0, abs=0.05)
-    assert not moved[:3].any()

@@ -38,8 +38,6 @@ def state_bytes(optimizers: Optimizers) -> int:
 @pytest.mark.parametrize("case", [name for name, method in CASES.items() if not isinstance(method, Dense)])
 def test_compressed_tables(case: str, optimizer: str) -> None:
     table = CASES[case].build(777, 8)
-    if case in ("quantized trained stochastically", "hot and stochastic"):
-        optimizer = "sgd"  # they round their own updates, and take no other
     found = compressed_bytes(CASES[case], 777, 8, optimizer)
     assert found.parameters == sum(parameter.nbytes for parameter in table.parameters())
     assert found.buffers == sum(buffer.nbytes for buffer in table.buffers())

@@ -44,6 +44,12 @@ def noise(cells: Tensor, key: tuple[int, int]) -> Tensor:
     return _mix(_mix((cells & _WORD) ^ key[0]) + (cells >> 32) * GOLDEN + key[1] & _WORD)
 
 
+def uniform_noise(ids: Tensor, dim: int, key: tuple[int, int]) -> Tensor:
+    """Numbers [U, dim] in float32, uniform from 0 to 1, by the noise of the cells of rows `ids` [U] of width `dim`."""
+    cells = ids.long()[:, None] * dim + torch.arange(dim, device=ids.device)
+    return noise(cells, key).to(torch.float32).mul_(2.0**-32)
+
+
 def round_stochastically(values: Tensor, dtype: torch.dtype, cells: Tensor, key: tuple[int, int]) -> Tensor:
     """float32 `values` in `dtype`, each rounded by the noise of its cell."""
     fraction, least = FORMATS[dtype]

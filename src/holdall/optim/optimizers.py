@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
-from holdall.kernels.row_update import DeviceScalars, UpdateRule, UpdateScalars
+from holdall.kernels.row_update import DeviceScalars, UpdateScalars
 from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import keys
+from holdall.optim.code_rows import find_code_rows
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.dense_optimizers import DenseNumbers, StepScalars
 from holdall.optim.row_groups import RowGroup, find_row_groups
 from holdall.tables import Table
+from holdall.tables.quantized import StochasticRoundingTable
 
 SquaredNorm = Callable[[Mapping[str, nn.Parameter], Sequence[RowGroup]], float]
 """Squared norm of the gradients of dense parameters and of rows; those of rows are in `RowGroup.summed`."""
@@ -34,11 +36,7 @@ class Optimizers:
         self._factor = 1.0
         self._rows = list(find_row_groups(model, config.kind))
         row_names = {name for rows in self._rows for name in rows.names}
-        self._self_updating: list[Any] = [m for m in model.modules() if hasattr(m, "apply_gradients")]
-        if self._self_updating and (config.kind.row_rule is not UpdateRule.SGD or config.weight_decay):
-            kinds = sorted({str(table.method) for table in self._self_updating})
-            given = "momentum or weight decay" if config.name == "sgd" else config.name
-            raise ConfigError(f"{', '.join(kinds)} tables round their own SGD updates: use sgd, not {given}")
+        self._codes = find_code_rows(model, config.kind, config.stochastic_seed)
         tables = {id(p) for module in model.modules() if isinstance(module, Table) for p in module.parameters()}
         self._dense = {n: p for n, p in model.named_parameters() if n not in row_names and p.requires_grad}
         groups: list[dict[str, Any]] = [
@@ -82,9 +80,9 @@ class Optimizers:
         return self._dense
 
     @property
-    def self_updating(self) -> list[Any]:
+    def self_updating(self) -> list[StochasticRoundingTable]:
         """Tables that round and apply their own updates."""
-        return self._self_updating
+        return [codes.table for codes in self._codes]
 
     @property
     def table_lr(self) -> float:
@@ -108,8 +106,8 @@ class Optimizers:
             rows.clear()
         for parameter in self._dense.values():
             parameter.grad = None
-        for table in self._self_updating:
-            table.zero_pending()
+        for codes in self._codes:
+            codes.table.zero_pending()
 
     def clip(self, max_norm: float, squared_norm: SquaredNorm | None = None) -> float | Tensor:
         """Scale all gradients so that their joint norm is at most `max_norm`; returns the norm before.
@@ -117,9 +115,8 @@ class Optimizers:
         On a GPU the norm is a tensor and nothing waits for it: rows are scaled as they are updated. Where other
         processes have some of the gradients, `squared_norm` computes that of all.
         """
-        if self._self_updating:
-            raise ConfigError("gradients of tables that round their own updates cannot be clipped: leave clip_norm out")
         gradients = [p.grad for p in self._dense.values() if p.grad is not None]
+        gradients += [summed for codes in self._codes if (summed := codes.sum_gradients()).numel()]
         if squared_norm is None and self._scalars is not None and all(rows.fuses for rows in self._rows):
             return self._clip_on_device(max_norm, gradients)
         for rows in self._rows:
@@ -184,8 +181,8 @@ class Optimizers:
         scalars, on_device = self._step_scalars()
         for rows in self._rows:
             rows.update(scalars, on_device)
-        for table in self._self_updating:
-            table.apply_gradients(self.table_lr * self._factor)
+        for codes in self._codes:
+            codes.update(scalars)
         other.join()
         self._scale = None
         self.zero_grad()
@@ -194,8 +191,8 @@ class Optimizers:
         """Why `clip` and `apply` cannot be part of a CUDA graph; None when they can."""
         if self._scalars is None:
             return "parameters are not all on one GPU"
-        if self._self_updating:
-            return f"{self._self_updating[0].method} tables update themselves"
+        if self._codes:
+            return f"{self._codes[0].table.method} tables update themselves"
         if not all(rows.fuses for rows in self._rows):
             return "rows are not updated by Triton kernels"
         return None
@@ -221,6 +218,8 @@ class Optimizers:
         found: dict[str, Any] = {}
         for rows in self._rows:
             found.update({f"rows.{name}": state for name, state in rows.views()})
+        for codes in self._codes:
+            found.update({f"rows.{name}": state for name, state in codes.views()})
         for name, parameter in self._dense.items():
             state = {} if self._torch is None else self._torch.state[parameter]
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})

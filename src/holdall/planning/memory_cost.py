@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+from holdall.optim.code_rows import row_shape
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.plan import TIERS, Bytes, Plan, TablePlan
 from holdall.planning.step_cost import Problem
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, Method
+from holdall.tables.quantized import StochasticRoundingTable
 from holdall.tiers.staging import buffers_for, with_spare
 
 FIND_BYTES = 34
@@ -105,6 +107,9 @@ def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) ->
             state += sum(slot.nbytes for slot in kind.row_state(parameter).values())
         else:
             state += kind.dense_state_bytes(parameter)
+    for part in table.modules():
+        if isinstance(part, StochasticRoundingTable):
+            state += sum(slot.nbytes for slot in kind.row_state(row_shape(part)).values())
     parameters = sum(parameter.nbytes for parameter in table.parameters())
     return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from holdall.common.eager import eager, transforms
 from holdall.common.errors import ConfigError
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
+from holdall.kernels.stochastic import uniform_noise
 from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.rounding import (
@@ -189,8 +190,8 @@ class StochasticRoundingTable(QuantizedTable):
 
     There is no parameter for an optimizer. A backward pass stores the gradients of the rows it looked up here, several
     add up, and `apply_gradients(lr)` takes one step of SGD: touched rows are decoded, updated and rounded
-    stochastically. A row keeps its grid while it fits, so that numbers without gradient do not move at all. The draws
-    come from torch's global generator, which checkpoints restore.
+    stochastically. A row keeps its grid while it fits, so that numbers without gradient do not move at all.
+    `Optimizers` take the steps of any optimizer, with state for each row or number (`optim.code_rows`).
     """
 
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
@@ -226,7 +227,14 @@ class StochasticRoundingTable(QuantizedTable):
         """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
         if not self._pending:
             return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(0, self.dim)
-        return sum_by_row(join(self._pending))
+        gradient = join(self._pending)
+        return (gradient.ids, gradient.grad) if gradient.is_summed else sum_by_row(gradient)
+
+    def sum_pending(self) -> tuple[Tensor, Tensor]:
+        """`pending_gradient`, kept in the place of its parts: scaled in place, it scales the next update."""
+        summed = self.pending_gradient()
+        self._pending = [RowGradient(*summed, is_summed=True)]
+        return summed
 
     def zero_pending(self) -> None:
         """Drop the gradients that were not applied."""
@@ -237,10 +245,12 @@ class StochasticRoundingTable(QuantizedTable):
         self.apply_row_update(lambda ids, gradients: -lr * gradients)
 
     @torch.no_grad()
-    def apply_row_update(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def apply_row_update(self, change: Callable[[Tensor, Tensor], Tensor], keys: tuple[int, int] | None = None) -> None:
         """Add `change(ids [U], gradients [U, dim])` [U, dim] to the touched rows, and drop their gradients.
 
-        The hook for an optimizer with state of its own; ids are distinct and ascending.
+        The hook for an optimizer with state of its own; ids are distinct and ascending. Rounding draws from torch's
+        global generator, or, with `keys` (`kernels.stochastic.keys` of a step), by the position of each number in the
+        table: then a step gives the same bits whatever was drawn before.
         """
         ids, gradients = self.pending_gradient()
         self.zero_pending()
@@ -259,7 +269,8 @@ class StochasticRoundingTable(QuantizedTable):
         zero, step = grid.split(1, dim=1)
         steps = torch.where(outgrown, moved - zero, delta) / step
         steps = torch.where(step > 0, steps, 0)
-        codes = torch.where(outgrown, 0, codes) + round_stochastically(steps)
+        draws = None if keys is None else uniform_noise(ids, self.dim, keys).to(dtype)
+        codes = torch.where(outgrown, 0, codes) + round_stochastically(steps, draws=draws)
         self.codes.index_copy_(0, ids, codes.clamp_(0, self.method.levels).to(torch.uint8))
         self.grid.index_copy_(0, ids, grid.to(self.grid.dtype))
 

@@ -82,14 +82,16 @@ def dequantize(codes: Tensor, grid: Tensor) -> Tensor:
     return zero + codes.to(grid.dtype) * step
 
 
-def round_stochastically(x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def round_stochastically(x: Tensor, generator: torch.Generator | None = None, *, draws: Tensor | None = None) -> Tensor:
     """One of the two integers around each number, at random, so that the mean is the number itself.
+
+    `draws` are numbers from 0 to 1, uniform and independent; they come from the generator when None.
 
     The fraction is compared with the draw, not added to it: adding would lose fractions below 1e-5 beside codes of 100.
     """
     whole = x.floor()
-    draw = torch.empty_like(x).uniform_(generator=generator)
-    return whole + (draw < x - whole)
+    draws = torch.empty_like(x).uniform_(generator=generator) if draws is None else draws
+    return whole + (draws < x - whole)
 
 
 def pack_pairs(codes: Tensor) -> Tensor:
