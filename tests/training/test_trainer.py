@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from dataclasses import replace
@@ -21,6 +20,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import BAD_BATCH_FILE, load_batch, read_metrics, read_run
 from holdall.training.trainer import Trainer, train
+from tests.edits import edit_json
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)
 
@@ -268,10 +268,7 @@ def test_evaluating_on_other_data_is_refused(data: Path, bag_data: Path, tmp_pat
 
 def test_a_checkpoint_of_another_model_is_refused(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", SMALL.replace(steps=2))
-    path = tmp_path / "run" / "run.json"
-    document = json.loads(path.read_text())
-    document["config"]["train"]["dim"] = 8
-    path.write_text(json.dumps(document))
+    edit_json(tmp_path / "run" / "run.json", lambda document: document["config"]["train"].update(dim=8))
     with pytest.raises(CheckpointError, match="shape"):
         load_model(tmp_path / "run")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,9 @@ def ids_fingerprint(schema: Schema) -> str | None:
     """SHA-256 of the columns of a data set and of the values behind its ids; None for one of an earlier version."""
     if schema.ids is None:
         return None
-    columns = {"dense": [asdict(c) for c in schema.dense], "features": [asdict(f) for f in schema.features]}
-    return json_digest({**columns, "ids": schema.ids})
+    dense = [[c.name, c.transform, c.mean, c.std, c.missing] for c in schema.dense]
+    features = [[f.name, f.kind, f.num_rows, f.unseen, f.max_length, f.table or f.name] for f in schema.features]
+    return json_digest({"dense": dense, "features": features, "ids": schema.ids})
 
 
 def data_fingerprint(schema: Schema) -> str:

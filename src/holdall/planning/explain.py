@@ -68,6 +68,7 @@ def explain(
     """Explanation of the place of a table of a plan."""
     plan.table(table)  # refuses an unknown table before lookups are counted
     schema = Schema.load(Path(data))
+    plan.check(schema)
     config = config_of(plan)
     rates = find_hardware(hardware)
     problem = make_problem(schema, find_lookups(schema, data, profile), config, rates, Path(data))

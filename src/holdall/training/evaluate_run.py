@@ -24,6 +24,13 @@ from holdall.tables.table import HASH_SEED
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import PLAN_FILE
+from holdall.training.same_data import (
+    refuse_other_data,
+    refuse_other_parts,
+    refuse_other_run,
+    refuse_replaced_data,
+    run_fingerprint,
+)
 from holdall.training.tracking import read_run
 
 CHECKPOINTS = "checkpoints"
@@ -38,6 +45,7 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     if config.placement.plan is not None:
         config = config.replace(plan=str(run / PLAN_FILE))  # the run may have moved
     schema = Schema.load(run)
+    refuse_other_parts(run, document, schema)
     path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
     if path is None:
         raise CheckpointError(
@@ -48,7 +56,8 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     else:
         model = config.build_model(schema, device=pick_device(device))
         tensors = model_tensors(model)
-    checkpoint.load_into(path, tensors, prefix="model.")
+    state = checkpoint.load_into(path, tensors, prefix="model.")
+    refuse_other_run(state, run_fingerprint(document), path)
     return model, config, schema, path
 
 
@@ -115,21 +124,6 @@ def _load(run: str | Path, split: str, data: str | Path | None, device: str) -> 
     folder = Path(data) if data is not None else Path(read_run(Path(run))["config"]["data"])
     rows = DataSet(folder, split)
     refuse_other_data(rows.schema, schema, folder)
+    if data is None:
+        refuse_replaced_data(rows.schema, schema, folder, Path(run))
     return model, rows, path.name
-
-
-def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:
-    """Raise unless a data folder has the columns, id ranges and order of ids that a model was trained on."""
-    for kind in ("dense", "features"):
-        ours, theirs = getattr(expected, kind), getattr(found, kind)
-        if ours != theirs:
-            names = [a.name for a, b in zip(ours, theirs, strict=False) if a != b] or ["their number"]
-            raise CheckpointError(
-                f"the data set {folder} is not the one this model was trained on: its {kind} columns differ "
-                f"({', '.join(names[:5])}); use the folder the run was trained on, or prepare with the same maps"
-            )
-    if found.order_hashes != expected.order_hashes:
-        raise CheckpointError(
-            f"the ids of {folder} are in another order than those this model was trained on: use the folder the run "
-            f"was trained on, or order it in the same way (holdall order --like)"
-        )

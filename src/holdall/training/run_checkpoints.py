@@ -14,6 +14,7 @@ from holdall.checkpoint import HotPart
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.optim.optimizers import Optimizers
 from holdall.training.evaluate_run import CHECKPOINTS, model_tensors
+from holdall.training.same_data import refuse_other_run
 from holdall.training.setting_groups import CheckpointSettings
 from holdall.training.strategies.base import Strategy
 
@@ -59,15 +60,20 @@ class RunCheckpoints:
         """`tensors`, and the random state of rank 0."""
         return {**self.tensors(), **({"rng": torch.get_rng_state()} if self.processes.rank == 0 else {})}
 
-    def restore(self, path: Path) -> tuple[dict[str, Any], Path | None]:
-        """Load a verified checkpoint of this run, and newer hot rows if any; returns the state and their path."""
+    def restore(self, path: Path, run: str | None = None) -> tuple[dict[str, Any], Path | None]:
+        """Load a verified checkpoint of this run, and newer hot rows if any; returns the state and their path.
+
+        `run` is the fingerprint of this run, which both must have.
+        """
         rng = torch.get_rng_state()
         tensors = {**self.tensors(), "rng": rng}
         state = checkpoint.load_into(path, tensors, verify=False, processes=self.processes)
+        refuse_other_run(state, run, path)
         self.full_step = state["step"]
         hot = checkpoint.latest_hot(path.parent, state["step"], self.processes)
         if hot is not None:
             state = checkpoint.load_hot_into(hot, tensors, verify=False, processes=self.processes)
+            refuse_other_run(state, run, hot)
         self.strategy.after_loading()
         torch.set_rng_state(rng)
         return state, hot

@@ -16,6 +16,7 @@ from holdall.distributed.processes import Processes
 from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
+from holdall.training.same_data import made_from
 from holdall.training.tracking import RunLog
 
 
@@ -68,7 +69,8 @@ def open_run_log(
             return
         out.mkdir(parents=True, exist_ok=True)
         schema.save(out)
-        opened.append(RunLog.create(out, {"data": str(data.resolve()), "train": config.to_json()}))
+        settings = {"data": str(data.resolve()), "train": config.to_json()}
+        opened.append(RunLog.create(out, settings, made_from=made_from(out, schema)))
         clear_mark(out)  # the run has started: run.json tells what the folder is
 
     processes.on_rank_zero(open_log)

@@ -50,8 +50,15 @@ class RunLog:
         self._board = _open_tensorboard(self.folder / TENSORBOARD_FOLDER, purge_step) if tensorboard else None
 
     @classmethod
-    def create(cls, folder: Path, config: Mapping[str, Any], *, tensorboard: bool = True) -> RunLog:
-        """Write `run.json` with the configuration and the environment, and start an empty log."""
+    def create(
+        cls,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        made_from: Mapping[str, Any] | None = None,
+        tensorboard: bool = True,
+    ) -> RunLog:
+        """Write `run.json` with the configuration, the fingerprints `made_from` and the environment; start a log."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         document = {
@@ -59,6 +66,7 @@ class RunLog:
             "version": VERSION,
             "started": _now(),
             "config": dict(config),
+            **(made_from or {}),
             **environment(),
             "resumed": [],
         }

@@ -26,17 +26,18 @@ from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.training.config import TrainConfig
-from holdall.training.evaluate_run import BEST, CHECKPOINTS, refuse_other_data
+from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
 from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
+from holdall.training.same_data import RUN, refuse_other_data, refuse_other_parts, refuse_other_rows, run_fingerprint
 from holdall.training.start import agree_on_run, check_inputs, inputs_of, open_run_log, refuse_frozen_tables
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
-from holdall.training.tracking import BAD_BATCH_FILE, RUN_FILE, save_batch
+from holdall.training.tracking import BAD_BATCH_FILE, RUN_FILE, read_run, save_batch
 from holdall.training.validation import Validation
 
 SCRATCH = "tiers"
@@ -141,10 +142,14 @@ class Trainer:
         """Losses since the last row of the log."""
         self._steady_seconds: float | None = None
         """Seconds a step between the last two rows of the log: without start-up, evaluations and checkpoints."""
+        self.fingerprint: str | None = None
+        """Fingerprint of the run, which its checkpoints have; None for a run of an earlier version."""
         resumed = self._resume(data, resume)
         if rank_log is not None:
             rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
         self.log = open_run_log(out, data, self.schema, config, processes, self.step if resumed else None)
+        if self.log is not None:
+            self.fingerprint = run_fingerprint(read_run(out))
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -332,12 +337,13 @@ class Trainer:
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
             "loss": [self.loss_sum, self.loss_count],
+            **({} if self.fingerprint is None else {RUN: self.fingerprint}),
             **self.validation.state(),
         }
 
     def restore(self, path: Path) -> None:
         """Continue from a verified checkpoint of this run, and from newer hot rows if there are any."""
-        state, hot = self.checkpoints.restore(path)
+        state, hot = self.checkpoints.restore(path, self.fingerprint)
         if hot is not None:
             self._say(
                 f"resuming from {hot.name}: rows that are not hot are those of {path.name}; what they learned in the "
@@ -359,7 +365,11 @@ class Trainer:
         self.processes.agree({"the checkpoint to resume from": None if path is None else path.name})
         if resumes:
             refuse_other_settings(self.out, self.config)
-            refuse_other_data(self.schema, Schema.load(self.out), data)
+            document, expected = read_run(self.out), Schema.load(self.out)
+            refuse_other_parts(self.out, document, expected)
+            refuse_other_data(self.schema, expected, data)
+            refuse_other_rows(self.schema, expected, data, self.out)
+            self.fingerprint = run_fingerprint(document)
             if path is not None:
                 self.restore(path)
         return resumes
