@@ -336,3 +336,9 @@ def test_negatives_of_ids_that_are_no_ids_are_refused(tmp_path: Path, pair: str)
     given = write_lines(tmp_path / "a.test.negative", [f"{pair}\t20"])
     with pytest.raises(DataError, match=r"a.test.negative, line 1: the line is not '\(user,item\)'"):
         run(tmp_path, train, test, given)
+
+
+def test_a_separator_of_one_character_is_not_that_of_the_file(tmp_path: Path) -> None:
+    raw = write_lines(tmp_path / "ratings.dat", [RATINGS[0], "1\x1f20\x1f3\x1f300", *RATINGS[2:]])
+    with pytest.raises(DataError, match=r"ratings.dat, line 2: \d+ columns instead of 4 columns separated by '::'"):
+        run(tmp_path, raw)

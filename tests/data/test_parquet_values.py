@@ -120,3 +120,10 @@ def test_standardised_values_are_finite_and_clipped_ones_are_counted(tmp_path: P
     assert schema.source["counts"]["dense_values_clipped"] == int((np.abs(stored) == largest).sum())
     again = encode_rows(tmp_path / "out", {"tiny": [3e38, -1.0, 0.0], "x": [1.0, 0.0, 3e38]})
     assert again.dense.numpy().tobytes() == stored.tobytes()
+
+
+@pytest.mark.parametrize("column", [{"c": [2**64]}, {"c": [10**400]}, {"c": ["\udcff"]}, {"c": [b"\xff"]}, {"c": [{}]}])
+def test_new_rows_of_other_values_are_refused(tmp_path: Path, column: dict[str, Any]) -> None:
+    run(tmp_path, 'label = "y"\ncategorical = ["c"]', "y,c\n0,a\n1,b\n")
+    with pytest.raises(DataError):
+        encode_rows(tmp_path / "out", column)

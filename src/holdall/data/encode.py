@@ -103,7 +103,7 @@ def as_table(table: Table) -> pa.Table:
         return table
     try:
         return pa.table(dict(table))
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"the rows are not columns of equal length and one type each ({error})") from error
 
 

@@ -21,7 +21,7 @@ from holdall.common.errors import DataError
 from holdall.data.layout import Layout, RawDense, RawFeature, TextFormat
 from holdall.data.raw_data import RawData
 from holdall.data.read_text import read_text
-from holdall.data.rows import Refused, Rows, import_polars
+from holdall.data.rows import Refused, Rows, import_polars, shown
 from holdall.data.sources import find_sources
 from holdall.data.splits import TEST, TRAIN, VALID
 
@@ -100,7 +100,7 @@ def hours(frame: Any) -> Any:
 
 def refuse(rows: Rows, row: int) -> Refused:
     values = rows.frame.row(row)
-    reason = f"column '{HOUR}' holds {values[1]!r} instead of an hour as YYMMDDHH, such as 14102100"
+    reason = f"column '{HOUR}' holds {shown(values[1])} instead of an hour as YYMMDDHH, such as 14102100"
     return Refused(int(rows.numbers[row]) + 2, reason, ",".join(map(str, values)))
 
 

@@ -7,6 +7,7 @@ Every line is read whole or refused with its number and the reason. The first ki
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ def read_id_columns(
     places = [list(names).index(column) for column in columns]
     for block in blocks:
         if len(separator) > 1:
-            data = block.data.replace(separator.encode(), STAND_IN.encode())
+            stand_in = STAND_IN.encode()
+            data = block.data.replace(stand_in, stand_in * len(names))  # in the file itself: too many columns
+            data = data.replace(separator.encode(), stand_in)
             block = TextBlock(data, block.first_line, block.position)
         records, refused = check_records(block, text, len(names))
         numbers = np.zeros((0, len(columns)), dtype=np.int64)
@@ -66,7 +69,8 @@ def read_id_columns(
 
 def spell(row: Refused, separator: str) -> Refused:
     """Refused row whose reason names the separator that the file should have."""
-    return Refused(row.line, row.reason.replace(repr(STAND_IN), repr(separator)), row.raw.replace(STAND_IN, separator))
+    reason = row.reason.replace(repr(STAND_IN), repr(separator))
+    return replace(row, reason=reason, raw=row.raw.replace(STAND_IN, separator))
 
 
 def read_id_lists(path: Path) -> Generator[list[Refused], None, tuple[Ints, Ints, int]]:
