@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from holdall.common.errors import DataError
+from holdall.common.errors import DataError, HoldallError
 from holdall.data.batch import Batch, Ids
 from holdall.training.tracking import RunLog, load_batch, read_metrics, read_run, save_batch
 
@@ -82,12 +84,25 @@ class TestMetricsLog:
             log.write(4, loss=0.0)
         assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
 
-    @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"split": "train"}', "\xff"])
+    @pytest.mark.parametrize(
+        "line",
+        ["nonsense", "[1]", '{"split": "train"}', '{"step": 3}', '{"step": 1e9, "split": "train"}', "\xff", "[" * 9**5],
+    )
     def test_a_damaged_line_is_named(self, tmp_path: Path, line: str):
         start(tmp_path, range(1, 3))
         with (tmp_path / "metrics.jsonl").open("a", encoding="latin-1") as file:
             file.write(line + "\n" + '{"step": 4, "split": "train"}\n')
-        with pytest.raises(DataError, match=r"metrics.jsonl, line 3 is not a row"):
+        before = (tmp_path / "run.json").read_bytes()
+        for read in (read_metrics, lambda folder: RunLog.resume(folder, 2, tensorboard=False)):
+            with pytest.raises(DataError, match=r"metrics.jsonl, line 3\b.*: delete that line"):
+                read(tmp_path)
+        assert (tmp_path / "run.json").read_bytes() == before
+
+    def test_a_folder_in_place_of_the_log_is_refused(self, tmp_path: Path):
+        start(tmp_path, range(1, 3))
+        (tmp_path / "metrics.jsonl").unlink()
+        (tmp_path / "metrics.jsonl").mkdir()
+        with pytest.raises(DataError, match=r"metrics.jsonl cannot be read \(Is a directory\): delete it"):
             read_metrics(tmp_path)
 
     def test_resumes_before_any_row_was_written(self, tmp_path: Path):
@@ -112,6 +127,21 @@ class TestTensorBoard:
         events.Reload()
         assert events.Tags()["scalars"] == ["train/loss", "valid/auc"]
         assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 0.5), (2, 1.0), (3, 30.0)]
+
+    def test_an_error_of_its_thread_is_one_sentence(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ):
+        pytest.importorskip("tensorboard", reason="needs tensorboard, which training can do without")
+        monkeypatch.setattr(threading, "excepthook", threading.__excepthook__)
+        with RunLog.create(tmp_path, {}) as log:
+            shutil.rmtree(tmp_path / "tensorboard")
+            log.write(1, loss=0.5)
+            for thread in threading.enumerate():
+                if type(thread).__module__.startswith("tensorboard"):
+                    thread.join()
+            with pytest.raises(HoldallError, match=r"the log of the run in .* cannot be written at step 2"):
+                log.write(2, loss=0.5)
+        assert capsys.readouterr().err == ""
 
     def test_without_tensorboard_there_is_one_note_and_the_log_works(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

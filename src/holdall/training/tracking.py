@@ -10,15 +10,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypedDict
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from holdall.common.decode import decode, parse_json
 from holdall.common.environment import environment
 from holdall.common.errors import DataError, HoldallError
 from holdall.common.files import PARTIAL, read_json, write_json
@@ -79,9 +81,10 @@ class RunLog:
         """Continue after `step`: later rows are dropped, and `run.json` gets an entry about the resume."""
         folder = Path(folder)
         document = read_run(folder)
+        kept = [row for row in read_metrics(folder) if row["step"] <= step] if (folder / METRICS_FILE).exists() else []
         document["resumed"] = [*document.get("resumed", []), {"step": step, "started": _now(), **environment()}]
         write_json(folder / RUN_FILE, document, hashed=True)
-        _keep_rows(folder / METRICS_FILE, step)
+        _write_rows(folder / METRICS_FILE, kept)
         return cls(folder, tensorboard=tensorboard, purge_step=step + 1)
 
     def write(self, step: int, split: str = "train", **values: Any) -> None:
@@ -120,24 +123,31 @@ def read_run(folder: Path) -> dict[str, Any]:
     return read_json(Path(folder) / RUN_FILE, dict[str, Any], format=FORMAT, version=VERSION)
 
 
+class MetricsRow(TypedDict):
+    """Row of `metrics.jsonl`; it has the metrics of its split as well."""
+
+    step: int
+    split: str
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, in order; a last line that is incomplete, after a kill, is left out."""
     file = Path(folder) / METRICS_FILE
-    if not file.exists():
-        raise DataError(f"{file} does not exist: is {folder} a run folder?")
-    rows = []
-    lines = file.read_bytes().split(b"\n")
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise DataError(f"{file} does not exist: is {folder} a run folder?") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror}): delete it, the run does not need it") from error
+    rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines[:-1], start=1):  # text after the last newline is an incomplete row
-        try:
-            row = json.loads(line)
-            rows.append({**row, "step": int(row["step"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{file}, line {number} is not a row of metrics: delete that line ({error})") from error
+        where, cure = f"{file}, line {number}", "delete that line"
+        row = parse_json(line, where, cure=cure)
+        rows.append({**decode(row, MetricsRow, where, error=DataError, cure=cure)})
     return rows
 
 
-def _keep_rows(file: Path, step: int) -> None:
-    rows = [row for row in read_metrics(file.parent) if row["step"] <= step] if file.exists() else []
+def _write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     partial = file.with_name(file.name + PARTIAL)
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     os.replace(partial, file)
@@ -149,7 +159,15 @@ def _open_tensorboard(folder: Path, purge_step: int | None) -> SummaryWriter | N
     except ImportError:
         print("note: no TensorBoard files, tensorboard is not installed: pip install 'holdall[cli]'", file=sys.stderr)
         return None
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _quiet_in_tensorboard
     return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+def _quiet_in_tensorboard(args: threading.ExceptHookArgs) -> None:
+    """Hook that does not print errors of the thread that writes TensorBoard's files: the next row raises them."""
+    if type(args.thread).__module__.partition(".")[0] != "tensorboard":
+        threading.__excepthook__(args)
 
 
 def _json_number(value: Any) -> Any:
