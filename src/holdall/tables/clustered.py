@@ -13,17 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.common.errors import ConfigError
-from holdall.kernels.row_gradient import RowGradient, sum_by_row
-from holdall.tables.fitting import check_shape, relative_error, row_blocks
+from holdall.tables.fitting import check_counts, check_shape, relative_error
+from holdall.tables.kmeans import kmeans
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.table import Table
-
-SCORE_NUMBERS = 1 << 22
-"""Distances in one block, 16 MB in float32."""
-
-MAX_REVIVED = 1024
-"""Empty clusters that one pass of k-means gives a new row to."""
 
 
 def index_dtype(clusters: int) -> torch.dtype:
@@ -98,7 +91,6 @@ class ClusteredTable(Table):
 
     @classmethod
     def from_dense(cls, weight: Tensor, table: Table) -> Table:
-        assert isinstance(table, ClusteredTable)
         table.fit_rows(weight)
         return table
 
@@ -106,94 +98,11 @@ class ClusteredTable(Table):
     def fit_rows(self, weight: Tensor, counts: Tensor | None = None) -> None:
         """K-means of the rows of `weight` [num_rows, dim], each counting `counts` [num_rows] times (once when None).
 
-        The first distinct rows, the most popular ones, are the seeds, so a table with no more distinct rows than
-        clusters is fitted exactly. Empty clusters move to the rows with the largest distance. Deterministic on a
-        CPU; one block of rows and one of distances are in memory beside the clusters. `fit_error` does not weigh rows.
+        The first rows, the most popular ones, are the seeds: see `kmeans`. `fit_error` does not weigh rows.
         """
         check_shape(weight, self)
-        weights = self._checked_counts(counts)
-        centroids = _first_distinct_rows(weight, self.centroids.shape[0], self.device)
-        for iteration in range(self.method.iterations):
-            changed, sums, worst = self._assign(weight, centroids, weights)
-            if iteration > 0 and not changed:  # the centroids are the means of these very clusters
-                break
-            centroids = _means(sums, centroids, worst)
-        else:
-            self._assign(weight, centroids, weights)
+        weights = check_counts(counts, self)
+        centroids = kmeans(weight, self.centroids.shape[0], self.method.iterations, weights, self.assignment)
         self.centroids.zero_()  # with fewer distinct rows than clusters the last ones stay unused
         self.centroids[: centroids.shape[0]] = centroids.to(self.centroids.dtype)
         self.fit_error = relative_error(weight, self)
-
-    def _assign(self, weight: Tensor, centroids: Tensor, weights: Tensor | None) -> tuple[bool, Tensor, Tensor]:
-        """Give every row its nearest centroid, in one pass over `weight`.
-
-        Returns whether any assignment changed, sums [K, dim + 1] of the weighted rows and weights of each cluster, and
-        the distinct rows with the largest weighted distance, worst first.
-        """
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        sums = centroids.new_zeros(centroids.shape[0], self.dim + 1)
-        worst, costs = centroids.new_empty(0, self.dim), centroids.new_empty(0)
-        changed = False
-        for ids, rows in row_blocks(weight, self.device):
-            nearest, distances = _nearest(rows.to(dtype), centroids.to(dtype))
-            changed = changed or bool((self.assignment[ids] != nearest).any())
-            self.assignment[ids] = nearest.to(self.assignment.dtype)
-            weighing = rows.new_ones(len(ids)) if weights is None else weights[ids]
-            present, added = sum_by_row(RowGradient(nearest, F.pad(rows, (0, 1), value=1.0), weights=weighing))
-            sums[present] += added
-            pool = torch.cat((costs, distances.double() * weighing))
-            costs, order = pool.topk(min(MAX_REVIVED, len(pool)))
-            worst = torch.cat((worst, rows))[order]
-        worst = worst[costs > 0]
-        return changed, sums, worst[_first_occurrences(worst)]
-
-    def _checked_counts(self, counts: Tensor | None) -> Tensor | None:
-        if counts is None:
-            return None
-        if counts.shape != (self.num_rows,) or bool((counts < 0).any()):
-            raise ConfigError(
-                f"counts must be {self.num_rows} numbers of at least 0, one per row, not a tensor of shape "
-                f"{tuple(counts.shape)} with least value {counts.min().item() if counts.numel() else None}"
-            )
-        return counts.to(self.device, torch.float64)
-
-
-def _nearest(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """Index [n] of the centroid nearest to each row [n, dim], the first of equals, and the squared distance [n]."""
-    halves = centroids.square().sum(dim=1) / 2
-    found = []
-    for part in rows.split(max(1, SCORE_NUMBERS // centroids.shape[0])):
-        least, nearest = torch.addmm(halves, part, centroids.T, alpha=-1).min(dim=1)
-        found.append((nearest, (2 * least + part.square().sum(dim=1)).clamp_(min=0)))
-    return torch.cat([nearest for nearest, _ in found]), torch.cat([distances for _, distances in found])
-
-
-def _means(sums: Tensor, centroids: Tensor, worst: Tensor) -> Tensor:
-    """New centroids: the mean of each cluster; empty ones move to the `worst` rows while there are any, else stay."""
-    mass = sums[:, -1:]
-    means = torch.where(mass > 0, sums[:, :-1] / mass, centroids)
-    empty = (mass[:, 0] == 0).nonzero()[: worst.shape[0], 0]
-    means[empty] = worst[: empty.shape[0]]
-    return means
-
-
-def _first_distinct_rows(weight: Tensor, count: int, device: torch.device) -> Tensor:
-    """The first `count` distinct rows (all of them, if there are fewer), in order and in float64."""
-    found = torch.empty(0, weight.shape[1], dtype=torch.float64, device=device)
-    for _, block in row_blocks(weight, device):
-        for rows in block.split(max(count, 4096)):  # mostly the first `count` rows are distinct: done
-            pool = torch.cat((found, rows))
-            found = pool[_first_occurrences(pool)][:count]
-            if found.shape[0] == count:
-                return found
-    return found
-
-
-def _first_occurrences(rows: Tensor) -> Tensor:
-    """Positions, ascending, of the rows that no earlier row equals."""
-    if rows.shape[0] == 0:
-        return torch.empty(0, dtype=torch.int64, device=rows.device)
-    distinct, inverse = torch.unique(rows, dim=0, return_inverse=True)
-    positions = torch.arange(rows.shape[0], device=rows.device)
-    first = positions.new_full((distinct.shape[0],), rows.shape[0])
-    return first.scatter_reduce_(0, inverse, positions, reduce="amin").sort().values

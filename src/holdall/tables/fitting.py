@@ -36,6 +36,18 @@ def check_shape(weight: Tensor, table: Table) -> None:
         )
 
 
+def check_counts(counts: Tensor | None, table: Table) -> Tensor | None:
+    """`counts` in float64 on the device of `table`, or a `ConfigError` unless they are one number per row."""
+    if counts is None:
+        return None
+    if counts.shape != (table.num_rows,) or not bool((counts >= 0).all()):
+        raise ConfigError(
+            f"counts must be {table.num_rows} numbers of at least 0, one per row, not a tensor of shape "
+            f"{tuple(counts.shape)} with least value {counts.min().item() if counts.numel() else None}"
+        )
+    return counts.to(table.device, torch.float64)
+
+
 def block_slices(num_rows: int, dim: int) -> Iterator[slice]:
     """Bounds of the blocks of a table's rows, for passes that write rows rather than read them."""
     step = max(1, BLOCK_NUMBERS // dim)

@@ -56,6 +56,13 @@ class Table(nn.Module):
         """Fit `table` to `weight` [num_rows, dim] by its method's best fit, and return it."""
         raise ConfigError(f"{table.method.name} has no fit to given rows; train it from the start instead")
 
+    def fit_rows(self, weight: Tensor, counts: Tensor | None = None) -> None:
+        """Fit this table to `weight` as `from_dense` does; row i counts `counts[i]` times where the fit weighs rows.
+
+        Shared, Codes, Clustered and tables of bands weigh rows. The other methods fit each row alike.
+        """
+        type(self).from_dense(weight, self)
+
     def row_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that are gathered by row: with `sparse` their gradients are, and updates touch only touched rows.
 
