@@ -43,7 +43,9 @@ from holdall.popularity.profile import Profile as Profile
 from holdall.popularity.profiling import ProfileConfig as ProfileConfig
 from holdall.popularity.profiling import profile as profile
 from holdall.tables import METHODS as METHODS
+from holdall.tables import Bands as Bands
 from holdall.tables import Clustered as Clustered
+from holdall.tables import Codes as Codes
 from holdall.tables import Dense as Dense
 from holdall.tables import Frobenius as Frobenius
 from holdall.tables import Hashed as Hashed
@@ -54,6 +56,7 @@ from holdall.tables import MixedDimension as MixedDimension
 from holdall.tables import Quantized as Quantized
 from holdall.tables import QuotientRemainder as QuotientRemainder
 from holdall.tables import Robe as Robe
+from holdall.tables import Shared as Shared
 from holdall.tables import Sketch as Sketch
 from holdall.tables import Table as Table
 from holdall.tables import TensorRing as TensorRing

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from holdall.tables import (
+    Bands,
     Clustered,
+    Codes,
     Dense,
     Frobenius,
     Hashed,
@@ -17,6 +19,7 @@ from holdall.tables import (
     Quantized,
     QuotientRemainder,
     Robe,
+    Shared,
     Sketch,
     Table,
     TensorRing,
@@ -66,6 +69,19 @@ CASES: dict[str, Method] = {
     "hot within hot": HotCold(hot_rows=3, cold=HotCold(hot_rows=0.5, cold=Clustered(clusters=24))),
     "no hot rows": HotCold(hot_rows=0, cold=MixedDimension(dim=3)),
     "hot and tensor train": HotCold(hot_rows=5, cold=TensorTrain(rank=4)),
+    "shared": Shared(rows=24),
+    "shared with a row for every id": Shared(rows=53),
+    "codes": Codes(),
+    "codes of three parts": Codes(parts=3, bits=4, codebook="all"),
+    "codes of two bytes": Codes(parts=2, codebook="all"),
+    "two bands": Bands(((5, Dense()), (None, Shared(rows=30)))),
+    "bands of frozen and trained rows": Bands(
+        ((2, Quantized()), (5, Quantized(bits=4)), (9, Dense()), (20, Codes(1, 4, "all")), (None, Shared(rows=24)))
+    ),
+    "bands that share a codebook": Bands(((5, Dense()), (20, Codes(2, 4, "all")), (None, Codes(2, 4, "all")))),
+    "bands of stochastic rows": Bands(((3, Dense()), (None, Quantized(rounding="stochastic", trainable=True)))),
+    "one band": Bands(((10**9, Clustered(clusters=24)),)),
+    "bands that hash": Bands(((7, MemCom(buckets=5)), (20_000, Hashed(buckets=23)), (None, Shared()))),
 }
 
 FITTABLE: dict[str, Method] = {
@@ -105,6 +121,11 @@ FITTABLE: dict[str, Method] = {
     "hot within hot": HotCold(hot_rows=3, cold=HotCold(hot_rows=0.5, cold=Clustered(clusters=24))),
     "no hot rows": HotCold(hot_rows=0, cold=MixedDimension(dim=3)),
     "hot and tensor train": HotCold(hot_rows=5, cold=TensorTrain(rank=4)),
+    "shared": Shared(rows=24),
+    "codes": Codes(),
+    "codes of three parts": Codes(parts=3, bits=4, codebook="all"),
+    "bands of frozen and trained rows": CASES["bands of frozen and trained rows"],
+    "bands that share a codebook": CASES["bands that share a codebook"],
 }
 """Methods with a `from_dense` fit."""
 

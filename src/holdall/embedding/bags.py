@@ -21,7 +21,7 @@ from holdall.embedding.device_copy import CopyToDevice
 from holdall.embedding.id_checks import check_feature, check_ids, check_traced_ids
 from holdall.embedding.lookup_plan import LookupPlan
 from holdall.embedding.pack_lookup import pack_rows
-from holdall.tables import Dense, Method, Table
+from holdall.tables import Dense, Method, Table, share_codebooks
 
 
 class EmbeddingBags(nn.Module):
@@ -131,6 +131,7 @@ class EmbeddingBags(nn.Module):
             chosen = method.get(name, Dense()) if isinstance(method, Mapping) else method or Dense()
             place = "meta" if fused and isinstance(chosen, Dense) and mode != "max" else device
             tables[name] = chosen.build(num_rows, dim, mode=mode, dtype=dtype, device=place, generator=generator)
+        share_codebooks(tables.values())
         return cls(tables, features, fused=fused, generator=generator, device=dense_device or device)
 
     @property

@@ -16,8 +16,9 @@ from holdall.embedding.compressed_embedding import CompressedEmbedding
 from holdall.embedding.compression_report import CompressedTable, CompressionReport, LeftTable
 from holdall.embedding.model_tables import ModelTable, find_tables, replace_tables
 from holdall.embedding.old_weights import OldWeight, warning_of_holders
-from holdall.tables import Dense, Method, Table
+from holdall.tables import Dense, Method, Table, share_codebooks
 from holdall.tables.budget import MIN_ROWS, TableSize, divide_budget
+from holdall.tables.fit_tables import fit_tables
 
 TINY_ROWS = 16
 """Tables of at most so many rows stay dense under any budget: there is nothing to save, and their ids would merge."""
@@ -105,9 +106,10 @@ def _compress(
         decisions = {**out, **_by_size(replaceable, budget, method, min_rows, fit=fit)}
     chosen = {table: choice for table in tables if isinstance(choice := decisions[table], Method)}
     left = {table: choice for table in tables if isinstance(choice := decisions[table], _Left)}
-    made = {table: _make(table, choice, fit=fit) for table, choice in chosen.items()}
+    made = _make(chosen, fit=fit)
+    counted: set[Tensor] = set()
     report = CompressionReport(
-        [_compressed_line(table, choice, made[table]) for table, choice in chosen.items()],
+        [_compressed_line(table, choice, made[table], counted) for table, choice in chosen.items()],
         [_left_line(table, choice) for table, choice in left.items()],
     )
     notes = []
@@ -205,22 +207,44 @@ def _nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _make(table: ModelTable, method: Method, *, fit: bool) -> CompressedEmbedding | Table:
-    """The module that takes the place of a table."""
-    module, weight = table.module, table.weight.detach()
-    options: dict[str, Any] = {"dtype": weight.dtype, "device": weight.device}
-    options |= {"padding_idx": module.padding_idx, "sparse": module.sparse}
+def _make(chosen: Mapping[ModelTable, Method], *, fit: bool) -> dict[ModelTable, CompressedEmbedding | Table]:
+    """The modules that take the places of tables."""
+    options = {table.name: _options(table) for table in chosen}
+    methods = {table.name: method for table, method in chosen.items()}
+    if fit:
+        for table in chosen:
+            if table.weight.is_meta:
+                raise ConfigError(
+                    f"{table.name}: is on the meta device and has no rows to fit: load them first, or use fit=False"
+                )
+        made = fit_tables({table.name: table.weight.detach() for table in chosen}, methods, options=options)
+    else:
+        deviations = {table.name: _deviation(table.weight.detach()) for table in chosen}
+        made = {}
+        for table, method in chosen.items():
+            try:
+                made[table.name] = method.build(
+                    table.num_rows, table.dim, init_std=deviations[table.name], **options[table.name]
+                )
+            except ConfigError as error:
+                raise ConfigError(f"{table.name}: {error}") from error
+        share_codebooks(made.values())
+    return {table: _placed(table, method, made[table.name], fit=fit) for table, method in chosen.items()}
+
+
+def _options(table: ModelTable) -> dict[str, Any]:
+    """`TableOptions` of the table that takes the place of another."""
+    module, weight = table.module, table.weight
+    options = {"dtype": weight.dtype, "device": weight.device, "sparse": module.sparse}
+    options["padding_idx"] = module.padding_idx
     if isinstance(module, nn.EmbeddingBag | Table):
         options |= {"mode": module.mode, "include_last_offset": module.include_last_offset}
-    try:
-        if fit:
-            if weight.is_meta:
-                raise ConfigError("is on the meta device and has no rows to fit: load them first, or use fit=False")
-            made = method.fit(weight, **options)
-        else:
-            made = method.build(table.num_rows, table.dim, init_std=_deviation(weight), **options)
-    except ConfigError as error:
-        raise ConfigError(f"{table.name}: {error}") from error
+    return options
+
+
+def _placed(table: ModelTable, method: Method, made: Table, *, fit: bool) -> CompressedEmbedding | Table:
+    """The module that takes the place of a table: `made` itself, or an `nn.Embedding` of its rows."""
+    module = table.module
     new: CompressedEmbedding | Table = made
     if isinstance(module, nn.EmbeddingBag):
         vars(made).update(num_embeddings=table.num_rows, embedding_dim=table.dim)  # its owner may read them
@@ -250,9 +274,14 @@ def _trains(new: CompressedEmbedding | Table) -> bool:
         return table.rows(torch.tensor([0, table.num_rows - 1], device=table.device)).requires_grad
 
 
-def _compressed_line(table: ModelTable, method: Method, new: CompressedEmbedding | Table) -> CompressedTable:
+def _compressed_line(
+    table: ModelTable, method: Method, new: CompressedEmbedding | Table, counted: set[Tensor]
+) -> CompressedTable:
+    """Line of a new table; its bytes are without tensors that are in `counted`, and its own are added to those."""
     error = (new.table if isinstance(new, CompressedEmbedding) else new).fit_error
-    sizes = (table.weight.nbytes, new.num_bytes())
+    tensors = {*new.parameters(), *new.buffers()} - counted
+    counted |= tensors
+    sizes = (table.weight.nbytes, sum(tensor.nbytes for tensor in tensors))
     return CompressedTable(table.name, table.num_rows, table.dim, method, *sizes, error, table.names[1:])
 
 

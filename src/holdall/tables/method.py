@@ -7,8 +7,9 @@ evaluated.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,20 +105,69 @@ class Method(ABC):
         """The largest setting of this method that stores a float32 table in at most `num_bytes`."""
         raise ConfigError(f"{cls.name} has no size to choose: it cannot be fitted to a byte budget")
 
-    def fit(self, weight: Tensor, **options: Any) -> Table:
-        """A table of this method, fitted to `weight` [num_rows, dim] as closely as the method can."""
+    def fit(self, weight: Tensor, *, counts: Tensor | None = None, **options: Any) -> Table:
+        """A table of this method, fitted to `weight` [num_rows, dim] as closely as the method can.
+
+        With `counts` [num_rows], how often each row is looked up, popular rows are fitted more closely where the
+        method can choose (`Table.fit_rows`).
+        """
+        check_finite(weight)
         num_rows, dim = weight.shape
         options.setdefault("dtype", weight.dtype)
         options.setdefault("device", weight.device)
         table = self.build(num_rows, dim, **options)
-        return type(table).from_dense(weight, table)
+        table.fit_rows(weight, counts)
+        return table
+
+    def shared_parts(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> dict[Hashable, SharedPart]:
+        """Parts that several tables of a model store once, by what they must agree in; `num_bytes` counts them too."""
+        return {}
 
     def to_json(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"method": self.name}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            document[field.name] = value.to_json() if isinstance(value, Method) else value
-        return document
+        return {"method": self.name, **{field.name: _to_json(getattr(self, field.name)) for field in fields(self)}}
+
+
+class SharedPart(NamedTuple):
+    """Size of what tables share: a part of one key has the size of the largest."""
+
+    num_parameters: int
+    num_bytes: int
+
+
+def merge_shared(parts: Iterable[Mapping[Hashable, SharedPart]]) -> dict[Hashable, SharedPart]:
+    """Shared parts of several methods together: each key once, as large as the largest."""
+    merged: dict[Hashable, SharedPart] = {}
+    for found in parts:
+        for key, part in found.items():
+            merged[key] = max(part, merged.get(key, part))
+    return merged
+
+
+def total_bytes(tables: Iterable[tuple[Method, int, int]], dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of all tables of a model, given as (method, num_rows, dim); what several of them share counts once."""
+    tables = list(tables)
+    shared = [method.shared_parts(num_rows, dim, dtype) for method, num_rows, dim in tables]
+    apart = sum(method.num_bytes(num_rows, dim, dtype) for method, num_rows, dim in tables)
+    counted = sum(part.num_bytes for found in shared for part in found.values())
+    return apart - counted + sum(part.num_bytes for part in merge_shared(shared).values())
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Method):
+        return value.to_json()
+    return [_to_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def check_finite(weight: Tensor) -> None:
+    """Raise a `ConfigError` that names the first row of `weight` [num_rows, dim] with a NaN or infinity."""
+    step = max(1, (1 << 20) // max(1, weight.shape[1]))
+    for start in range(0, 0 if weight.is_meta else weight.shape[0], step):
+        rows = weight[start : start + step].detach()
+        if not all(bool(end.isfinite()) for end in torch.aminmax(rows)):
+            row = start + int((~rows.isfinite().all(dim=1)).nonzero()[0])
+            raise ConfigError(
+                f"row {row} of the weight to fit has a NaN or infinity: train it again, or set the row to zero"
+            )
 
 
 def require(condition: bool, method: str, message: str) -> None:

@@ -1,0 +1,132 @@
+"""Fit of codebooks: residual k-means over a weighted sample of rows, and the codes of any rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from holdall.tables.fitting import block_slices
+from holdall.tables.kmeans import kmeans, nearest_centroids, spread_seeds
+
+SAMPLE_ROWS = 1 << 16
+"""Rows that a codebook is fitted to, at most: 256 for each of 256 codewords."""
+
+SEED_ROWS = 1 << 14
+"""Rows of the sample that the first codewords are drawn from, at most."""
+
+FIT_ITERATIONS = 20
+"""Passes of k-means over the sample for each part, at most."""
+
+
+class Sample:
+    """Weighted sample of rows that come block by block: priority sampling of Duffield, Lund and Thorup, 2007.
+
+    A row of weight w gets priority w / u, u drawn from (0, 1]; the largest priorities stay. With t the largest
+    priority that was dropped, a row that stays counts max(w, t), so that weighted sums over the sample are those over
+    all rows in the mean. Rows of weight 0 count only while there is room for all. The draws have a fixed seed.
+    """
+
+    def __init__(self, dim: int, num_rows: int = SAMPLE_ROWS):
+        self.num_rows = num_rows
+        self._rows = torch.empty(0, dim)
+        self._weights, self._priorities = torch.empty(2, 0, dtype=torch.float64)
+        self._parts = torch.empty(0, dtype=torch.int64)
+        self._dropped = 0.0
+        self._generator = torch.Generator().manual_seed(0)
+
+    def add(self, rows: Tensor, weights: Tensor | None = None, parts: int = 1) -> None:
+        """Add rows [n, dim] of weights [n] (1 when None) that will have codes in the first `parts` parts."""
+        draws = 1.0 - torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
+        mass = torch.ones_like(draws) if weights is None else weights.detach().to("cpu", torch.float64)
+        priorities = mass / draws
+        if len(self._rows) == self.num_rows:  # most rows of a large table end here
+            least = self._priorities.min()
+            ahead = priorities > least
+            self._dropped = max(self._dropped, float(priorities[~ahead].max()) if not bool(ahead.all()) else 0.0)
+            rows, mass, priorities = rows[ahead.to(rows.device)], mass[ahead], priorities[ahead]
+        kept = rows.detach().to("cpu", torch.float32)
+        self._rows = torch.cat((self._rows, kept))
+        self._weights = torch.cat((self._weights, mass))
+        self._priorities = torch.cat((self._priorities, priorities))
+        self._parts = torch.cat((self._parts, torch.full((len(kept),), parts)))
+        if len(self._rows) > self.num_rows:
+            priorities, order = self._priorities.topk(self.num_rows + 1)
+            self._dropped = max(self._dropped, float(priorities[-1]))
+            chosen = order[:-1].sort().values
+            self._rows, self._weights = self._rows[chosen], self._weights[chosen]
+            self._priorities, self._parts = self._priorities[chosen], self._parts[chosen]
+
+    def add_table(self, weight: Tensor, weights: Tensor | None = None, parts: int = 1) -> None:
+        """Add all rows of `weight` [num_rows, dim], a block at a time."""
+        for place in block_slices(*weight.shape):
+            self.add(weight[place], None if weights is None else weights[place], parts)
+
+    def rows(self, part: int) -> tuple[Tensor, Tensor]:
+        """Sampled rows [n, dim] that have a code in `part`, heaviest first, and how much each counts [n].
+
+        Rows that all have weight 0 count alike.
+        """
+        chosen = (self._parts > part).nonzero()[:, 0]
+        weights = self._weights[chosen].clamp(min=self._dropped)
+        if not bool(weights.any()):
+            weights = torch.ones_like(weights)
+        weights, order = weights.sort(descending=True, stable=True)
+        return self._rows[chosen[order]], weights
+
+
+def fit_words(sample: Sample, parts: int, num_words: int) -> Tensor:
+    """Codewords [parts, num_words, dim] of a sample of rows: k-means of the rows, then of what is left of them.
+
+    With fewer distinct rows than codewords the last codewords are zeros.
+    """
+    words = torch.zeros(parts, num_words, sample._rows.shape[1])
+    for part in range(parts):
+        rows, weights = sample.rows(part)
+        if len(rows) == 0:
+            break
+        if part > 0:
+            codes = encode(rows, words[:part])
+            rows = rows - decode(codes, words[:part])
+        assignment = torch.zeros(len(rows), dtype=torch.int64)
+        step = -(-len(rows) // SEED_ROWS)
+        seeds = spread_seeds(rows[::step], weights[::step], num_words)
+        found = kmeans(rows, num_words, FIT_ITERATIONS, weights, assignment, seeds)
+        words[part, : len(found)] = found.float()
+    return words
+
+
+def fit_codebook(blocks: Iterable[tuple[Tensor, Tensor | None]], parts: int, bits: int) -> Tensor:
+    """Codewords [parts, 2^bits, dim] fitted to blocks of (rows [n, dim], weights [n] or None) of any tables."""
+    sample: Sample | None = None
+    for rows, weights in blocks:
+        sample = sample or Sample(rows.shape[1])
+        sample.add(rows, weights, parts)
+    assert sample is not None, "a codebook needs rows"
+    return fit_words(sample, parts, 2**bits)
+
+
+def encode(rows: Tensor, words: Tensor) -> Tensor:
+    """Codes [n, parts] uint8 of rows [n, dim] in codewords [parts, num_words, dim]: greedily, part after part.
+
+    Costs `2 * n * parts * num_words * dim` flops, one matrix product per part.
+    """
+    return encode_with_error(rows, words)[0]
+
+
+def encode_with_error(rows: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
+    """`encode`, and the squared distance [n] of each row from the sum of its codewords."""
+    words = words.to(rows.device, torch.promote_types(rows.dtype, torch.float32))
+    left = rows.to(words.dtype)
+    codes = torch.empty(len(rows), len(words), dtype=torch.uint8, device=rows.device)
+    for part, centroids in enumerate(words):
+        nearest = nearest_centroids(left, centroids)[0]
+        codes[:, part] = nearest.to(torch.uint8)
+        left = left - centroids[nearest]
+    return codes, left.square().sum(dim=1)
+
+
+def decode(codes: Tensor, words: Tensor) -> Tensor:
+    """Rows [n, dim] of codes [n, parts] in codewords [parts, num_words, dim]."""
+    return sum((centroids[codes[:, part].long()] for part, centroids in enumerate(words)), torch.zeros(()))
