@@ -291,3 +291,25 @@ def test_a_run_without_a_checkpoint_says_so(data: Path, tmp_path: Path) -> None:
     Trainer(data, tmp_path / "run", SMALL, quiet=True)
     with pytest.raises(CheckpointError, match="no complete checkpoint yet"):
         evaluate(tmp_path / "run")
+
+
+def test_evaluation_of_a_run_that_saves_and_prunes(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on between any two of the reads of its folder, and keeps one checkpoint."""
+    out, config = tmp_path / "run", SMALL.replace(epochs=1, steps=2, keep=1)
+    run(data, out, config)
+    original, steps = checkpoint.loading.load_into, [4, 6]
+
+    def go_on(path: Path, *arguments: object, **options: object) -> dict[str, object]:
+        if steps:
+            with monkeypatch.context() as alone:
+                alone.setattr(checkpoint.loading, "load_into", original)
+                run(data, out, config.replace(steps=steps.pop(0)), resume=True)
+        return original(path, *arguments, **options)
+
+    monkeypatch.setattr(checkpoint.loading, "load_into", go_on)
+    monkeypatch.setattr(checkpoint.read_lock, "fcntl", None)
+    metrics = evaluate(out, "test")
+    assert steps == []
+    monkeypatch.undo()
+    assert metrics == evaluate(out, "test")
+    assert metrics["checkpoint"] == "step-00000006"

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 from holdall.checkpoint.manifest import MANIFEST, read_manifest
+from holdall.checkpoint.read_lock import removing
 from holdall.common.errors import CheckpointError
 from holdall.common.files import PARTIAL
 
@@ -41,7 +42,7 @@ def complete(folder: Path, kind: str = STEP) -> list[tuple[int, Path]]:
             continue
         if (path / MANIFEST).is_file():
             found.append((int(match.group(1)), match.group(2) is None, path))
-        else:
+        elif path.exists():  # else a run has removed it just now
             warnings.warn(f"{path} has no {MANIFEST} and is skipped: it is damaged, delete it", stacklevel=3)
     return [(step, path) for step, _, path in sorted(found)]
 
@@ -98,7 +99,11 @@ def remove_unfinished(folder: Path, kind: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    partial = path.with_name(path.name + PARTIAL)  # a kill halfway leaves nothing that looks complete
-    shutil.rmtree(partial, ignore_errors=True)
-    os.rename(path, partial)
-    shutil.rmtree(partial, ignore_errors=True)
+    """Remove a checkpoint, unless it is being read: then a later save removes it."""
+    with removing(path) as is_free:
+        if not is_free:
+            return
+        partial = path.with_name(path.name + PARTIAL)  # a kill halfway leaves nothing that looks complete
+        shutil.rmtree(partial, ignore_errors=True)
+        os.rename(path, partial)
+        shutil.rmtree(partial, ignore_errors=True)

@@ -33,6 +33,7 @@ from holdall.checkpoint.manifest import (
 )
 from holdall.checkpoint.partial_tensors import ROWS, VALUES, PartialEntry, reset_targets, write_rows
 from holdall.checkpoint.protocols import TensorByRows
+from holdall.checkpoint.read_lock import reading
 from holdall.common.errors import CheckpointError
 from holdall.common.files import sha256
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
@@ -99,6 +100,39 @@ def load_into(
 
     on_all_ranks(processes, copy)
     return checkpoint.state
+
+
+def load_newest(
+    folders: Iterable[Path], tensors: Mapping[str, Tensor | TensorByRows], *, prefix: str = ""
+) -> tuple[Path, dict[str, Any]] | None:
+    """`load_into` from the newest complete checkpoint of the first folder that has one; its path and state, or None.
+
+    A run may save into the folders meanwhile. It leaves a checkpoint that is being read in place. If it has removed or
+    replaced one before all of it was read, the newest one is loaded again.
+    """
+    folders = list(folders)
+    while (path := next((path for path in map(latest, folders) if path is not None), None)) is not None:
+        found, failure = _identity(path), None
+        with reading(path):
+            try:
+                state = load_into(path, tensors, prefix=prefix)
+            except CheckpointError as error:
+                failure = error
+            is_same = found is not None and found == _identity(path)
+        if is_same and failure is not None:
+            raise failure
+        if is_same:
+            return path, state
+    return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Folder behind a path and the time of its last change; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def latest_sound(folder: Path, processes: Processes = SINGLE_PROCESS) -> Path | None:

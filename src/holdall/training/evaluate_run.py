@@ -39,24 +39,27 @@ BEST = "best"
 
 
 def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
-    """The model of a run from its best checkpoint, else from its newest; its settings, schema and that checkpoint."""
+    """The model of a run from its best checkpoint, else from its newest; its settings, schema and that checkpoint.
+
+    The run may go on meanwhile.
+    """
     document = read_run(run)
     config = TrainConfig.from_json(document["config"]["train"])
     if config.placement.plan is not None:
         config = config.replace(plan=str(run / PLAN_FILE))  # the run may have moved
     schema = Schema.load(run)
     refuse_other_parts(run, document, schema)
-    path = checkpoint.latest(run / BEST) or checkpoint.latest(run / CHECKPOINTS)
-    if path is None:
-        raise CheckpointError(
-            f"{run} has no complete checkpoint yet: continue with --resume, or wait for the first one"
-        )
     if config.placement.tail == "disk":
         model, tensors = _on_disk(config, schema, pick_device(device))
     else:
         model = config.build_model(schema, device=pick_device(device))
         tensors = model_tensors(model)
-    state = checkpoint.load_into(path, tensors, prefix="model.")
+    loaded = checkpoint.load_newest((run / BEST, run / CHECKPOINTS), tensors, prefix="model.")
+    if loaded is None:
+        raise CheckpointError(
+            f"{run} has no complete checkpoint yet: continue with --resume, or wait for the first one"
+        )
+    path, state = loaded
     refuse_other_run(state, run_fingerprint(document), path)
     return model, config, schema, path
 
