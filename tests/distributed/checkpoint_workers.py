@@ -170,7 +170,7 @@ def patched(name: str, function: Callable[..., Any]) -> Iterator[None]:
 def save_with_a_failure(folder: str, failing: int, function: str) -> tuple[str, str, list[str]]:
     """A full disk on one process: its error, the files left in the folder, and that all can save again."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with process_group(CPU, timeout=20) as processes:
@@ -190,7 +190,7 @@ def save_with_a_failure(folder: str, failing: int, function: str) -> tuple[str, 
 def save_and_die(folder: str, dying: int, function: str) -> None:
     """Kill one process at the moment it would call a function of the save."""
 
-    def die(*_: object) -> None:
+    def die(*_: object, **options: object) -> None:
         time.sleep(0.2)  # so that the others are where they would be
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -260,7 +260,7 @@ def save_in_the_background(folder: str) -> list[Any]:
         assert go_on.wait(20)
         written(*arguments)
 
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with process_group(CPU, timeout=20) as processes, checkpoint.BackgroundSaver(processes) as saver:
