@@ -174,10 +174,10 @@ def test_counts_decay() -> None:
     assert pack.renumbering is not None
     start = pack.starts["c"]
     counts = pack.renumbering.counts
-    pack.renumbering.count(torch.tensor([150] * 8), torch.tensor([start]))
+    pack.renumbering.count(torch.tensor([150] * 8) + start)
     tiers.refresh()
     tiers.refresh()
-    pack.renumbering.count(torch.tensor([160] * 3), torch.tensor([start]))
+    pack.renumbering.count(torch.tensor([160] * 3) + start)
     assert counts[start + 160] > counts[start + 150]  # 3 now are more than 8 two refreshes ago at a decay of 1/2
 
 

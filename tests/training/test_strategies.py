@@ -62,8 +62,8 @@ def test_bags_too(bag_data: Path, tmp_path: Path, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [SPLIT, SPLIT.replace(refresh_hot=3), HOT_BATCHES.replace(prefetch=2)],
-    ids=["split", "refresh", "hot-batches"],
+    [SPLIT, SPLIT.replace(refresh_hot=3), SPLIT.replace(refresh_hot=7, prefetch=3), HOT_BATCHES.replace(prefetch=2)],
+    ids=["split", "refresh", "refresh, prefetched", "hot-batches"],
 )
 @pytest.mark.parametrize("stop", [4, 11, 26])
 def test_a_resumed_run_ends_with_the_same_bits(data: Path, tmp_path: Path, config: TrainConfig, stop: int) -> None:

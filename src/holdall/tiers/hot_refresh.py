@@ -41,9 +41,9 @@ class HotRefresh:
         """The places, within their tables, of ids of tables that start at `starts`."""
         return self.place[ids + starts] - starts
 
-    def count(self, ids: Tensor, starts: Tensor) -> None:
-        """Count one lookup of each of these ids."""
-        looked_up = (ids + starts).reshape(-1)
+    def count(self, looked_up: Tensor) -> None:
+        """Count one lookup of each of these rows of the host's storage, in its order of ids."""
+        looked_up = looked_up.reshape(-1)
         self.counts.index_add_(0, looked_up, self.counts.new_full((1,), float(self.weight)).expand(looked_up.numel()))
 
     def tensors(self) -> dict[str, Tensor]:

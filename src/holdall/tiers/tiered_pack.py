@@ -109,15 +109,18 @@ class TieredPack(TieredStorage):
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def find(self, ids: Ids, features: Mapping[str, str], *, buffer: int = 0, again: bool = False) -> WorkingSet:
-        """Working set of a batch, for a staging buffer; lookups are not counted if it was found before (`again`).
+        """Working set of a batch, for a staging buffer; `traffic` is not counted if it was found before (`again`).
 
         On a GPU this waits for it, unless the mover has fixed addresses.
         """
         tables = self._tables_of(features, ids.values.device)
+        looked_up = None
         if ids.offsets is None:
             num_lookups, places = len(tables.names) * ids.batch_size, ids.values
             if self.renumbering is not None:
-                places = self._renumbered(features_at(places, tables.positions), tables.host_starts[:, None], again)
+                starts = tables.host_starts[:, None]
+                looked_up = features_at(places, tables.positions) + starts
+                places = self.renumbering.place[looked_up] - starts
                 tables = tables._replace(positions=range(len(tables.names)))
             working = self.mover.find(places, tables, buffer, temporary=self.renumbering is not None)
         else:
@@ -127,29 +130,27 @@ class TieredPack(TieredStorage):
             places, starts = torch.cat(pieces), tables.host_starts[which]
             num_lookups = places.numel()
             if self.renumbering is not None:
-                places = self._renumbered(places, starts, again)
+                looked_up = places + starts
+                places = self.renumbering.place[looked_up] - starts
             cold = (starts + places)[places >= tables.hot[which]]
             working = self.mover.working_set(torch.unique(cold), cold.numel(), buffer)
+        working.looked_up = looked_up
         if not again:
             self.traffic.lookups += num_lookups
             if working.num_host_lookups is not None:
                 self.traffic.hot_lookups += num_lookups - working.num_host_lookups
         return working
 
-    def _renumbered(self, ids: Tensor, starts: Tensor, again: bool) -> Tensor:
-        """The rows of ids within their tables; lookups are counted unless they were before."""
-        assert self.renumbering is not None
-        if not again:
-            self.renumbering.count(ids, starts)
-        return self.renumbering.places(ids, starts)
-
     def begin_step(self, working: WorkingSet) -> None:
         """Let lookups read the rows of a working set, which are all in its staging buffer.
 
+        Its lookups are counted here and not when it was found, since a checkpoint in between has only the steps before.
         On a GPU, located rows are copied to an address that is the same for every step: kernels that were captured in
         a graph read it.
         """
         self.working = working
+        if self.renumbering is not None and working.looked_up is not None:
+            self.renumbering.count(working.looked_up)
         if working.located is not None and self.device.type == "cuda":
             shape = working.located.shape
             if shape not in self._fixed_located:

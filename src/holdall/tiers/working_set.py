@@ -28,6 +28,8 @@ class WorkingSet:
     """Lookups of rows that are not hot; None where only the device has the number."""
     source: Tensor | None = None
     """[U] int64: the buffer and slot that own a row, by `kernels.host_rows.find_in_buffers`; -1 for none."""
+    looked_up: Tensor | None = None
+    """Rows of all lookups, in order of ids, which the step counts; None where hot rows are not exchanged."""
     fixed_located: Tensor | None = None
     """`located` in the set's own buffer, at a fixed address, safe to capture in a CUDA graph."""
 
