@@ -7,7 +7,8 @@ import csv
 import pytest
 
 from tests.attacks import rows
-from tests.attacks.rows import FORMATS, Outcomes, attack_rows, split_csv, split_quoted
+from tests.attacks.bad_lines import split_csv, split_quoted
+from tests.attacks.rows import FORMATS, Outcomes, attack_rows
 
 
 @pytest.mark.parametrize("seed", [0, 1])
