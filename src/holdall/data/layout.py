@@ -63,13 +63,24 @@ class TextFormat:
             raise ConfigError("name the columns when there is no header line, and only then (header, columns)")
         try:
             codecs.lookup(self.encoding)
-            superset = "\n".encode(self.encoding) == b"\n" and ',"'.encode(self.encoding) == b',"'
-        except (LookupError, UnicodeError):
+        except (LookupError, UnicodeError, ValueError):
             raise ConfigError(
                 f"unknown encoding '{self.encoding}': use a Python codec such as utf-8, latin-1"
             ) from None
-        if not superset:  # blocks are cut at newline bytes, before decoding
+        if not extends_ascii(self.encoding):  # blocks are cut at newline bytes, before decoding
             raise ConfigError(f"encoding '{self.encoding}' does not extend ASCII: convert the files to utf-8 first")
+
+
+ASCII = (bytes(range(128)), b"+AAo-", b"~{0l~}", b"~\n", b"\x1b$B0l\x1b(B", b"\\u000a\\n", b"xn--bcher-kva")
+"""All ASCII characters, and sequences of them that encodings of 7 bits use for others."""
+
+
+def extends_ascii(encoding: str) -> bool:
+    """Whether ASCII text is the same in this encoding, without a mark before it; it is never decoded."""
+    try:
+        return "\n".encode(encoding) == b"\n" and all(text.decode(encoding) == text.decode("ascii") for text in ASCII)
+    except (LookupError, UnicodeError):
+        return False
 
 
 @dataclass(frozen=True)
