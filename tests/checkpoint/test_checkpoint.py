@@ -256,7 +256,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "edited manifest": (edit_without_hash, "manifest.json was changed after it was written: .*restore it from a copy"),
     "other version": (lambda p: edit_manifest(p, lambda m: m.update(version=99)), "version 99, this Holdall reads"),
     "other format": (lambda p: edit_manifest(p, lambda m: m.update(format="holdall-data")), "is not a holdall-check"),
-    "no shards listed": (lambda p: edit_manifest(p, lambda m: m.pop("shards")), "manifest.json is damaged .*shards"),
+    "no shards listed": (
+        lambda p: edit_manifest(p, lambda m: m.pop("shards")),
+        "manifest.json: 'shards' is missing: restore it",
+    ),
     "path traversal": (escape, r"'\.\./x' is not the name of a shard"),
     "garbage header": (garbage_header, "shard-00001.safetensors is not a valid safetensors file .*restore it"),
     "other content": (other_content, "shard-00000.safetensors holds .* not what its manifest says"),
@@ -267,7 +270,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "rows that are not whole": (
         lambda p: edit_manifest(p, lambda m: m["tensors"]["table"]["pieces"][0].update(start=0.0)),
-        "a piece of tensor 'table' has no rows",
+        r"'tensors\.table\.pieces\[0\]\.start' must be a whole number of at least 0, not 0\.0",
     ),
     "unknown type": (lambda p: edit_manifest(p, lambda m: m["tensors"]["table"].update(dtype="load")), "unknown type"),
     "too large": (

@@ -379,8 +379,8 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(data: DataSet) -> None:
         ({"shuffle": "rows"}, "made with shuffle 'rows'"),
         ({"sample": 5}, "is at sample 5"),
         ({"sample": 500}, "is at sample 500"),
-        ({"epoch": "one"}, "no position in the data"),
-        ({"epoch": -1}, "no position in the data"),
+        ({"epoch": "one"}, r"'state\.data\.epoch' must be a whole number of at least 0, not 'one'"),
+        ({"epoch": -1}, r"'state\.data\.epoch' must be a whole number of at least 0, not -1"),
     ],
 )
 def test_a_state_of_another_run_is_refused(data: DataSet, change: dict[str, object], message: str) -> None:

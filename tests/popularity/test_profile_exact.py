@@ -191,8 +191,8 @@ def test_counts_of_another_profile_are_refused(data: Path, small: Path, tmp_path
     [
         ({"version": 99}, "version 99"),
         ({"format": "holdall-data"}, "not a holdall-popularity document"),
-        ({"surprise": 1}, "unknown fields"),
-        ({"hot": {}}, "incomplete"),
+        ({"surprise": 1}, "unknown field 'surprise'"),
+        ({"hot": {}}, r"'hot\.threshold' is missing"),
         ({"counts_file": "../../etc/passwd"}, "outside its folder"),
     ],
 )

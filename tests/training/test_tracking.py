@@ -16,19 +16,21 @@ from holdall.common.errors import DataError, HoldallError
 from holdall.data.batch import Batch, Ids
 from holdall.training.tracking import RunLog, load_batch, read_metrics, read_run, save_batch
 
+CONFIG = {"data": "clicks", "train": {"lr": 0.1, "model": "dlrm"}}
+
 
 def start(folder: Path, steps: range) -> None:
-    with RunLog.create(folder, {"lr": 0.1}, tensorboard=False) as log:
+    with RunLog.create(folder, CONFIG, tensorboard=False) as log:
         for step in steps:
             log.write(step, loss=1 / step)
 
 
 class TestRunFile:
     def test_holds_configuration_and_environment(self, tmp_path: Path):
-        RunLog.create(tmp_path / "run", {"lr": 0.1, "model": {"name": "dlrm"}}, tensorboard=False).close()
+        RunLog.create(tmp_path / "run", CONFIG, tensorboard=False).close()
         document = json.loads((tmp_path / "run" / "run.json").read_text())
         assert (document["format"], document["version"]) == ("holdall-run", 1)
-        assert document["config"] == {"lr": 0.1, "model": {"name": "dlrm"}}
+        assert document["config"] == CONFIG
         assert document["versions"]["torch"] == torch.__version__
         assert document["hardware"]["cores"] >= 1
         assert {"commit", "dirty", "started"} <= document.keys()
@@ -44,7 +46,7 @@ class TestRunFile:
             RunLog.resume(tmp_path, step, tensorboard=False).close()
         document = read_run(tmp_path)
         assert [entry["step"] for entry in document["resumed"]] == [2, 3]
-        assert document["config"] == {"lr": 0.1}
+        assert document["config"] == CONFIG
 
     def test_not_a_run(self, tmp_path: Path):
         with pytest.raises(DataError, match=r"run\.json does not exist"):
@@ -55,7 +57,7 @@ class TestRunFile:
 
 class TestMetricsLog:
     def test_rows_are_on_disk_at_once(self, tmp_path: Path):
-        log = RunLog.create(tmp_path, {}, tensorboard=False)
+        log = RunLog.create(tmp_path, CONFIG, tensorboard=False)
         log.write(1, epoch=0, samples=64, loss=0.5, lr=0.1, samples_per_second=1000.0)
         log.write(1, "valid", auc=0.75, logloss=math.nan)
         lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -117,7 +119,7 @@ class TestTensorBoard:
         pytest.importorskip("tensorboard", reason="needs tensorboard, which training can do without")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        with RunLog.create(tmp_path, {}) as log:
+        with RunLog.create(tmp_path, CONFIG) as log:
             for step in (1, 2, 3, 4):
                 log.write(step, loss=step / 2, note="text is not drawn")
             log.write(4, "valid", auc=0.5)
@@ -147,7 +149,7 @@ class TestTensorBoard:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ):
         monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-        with RunLog.create(tmp_path, {}) as log:
+        with RunLog.create(tmp_path, CONFIG) as log:
             log.write(1, loss=0.5)
             log.write(2, loss=0.25)
         assert capsys.readouterr().err.count("pip install 'holdall[cli]'") == 1

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from holdall.checkpoint.protocols import TensorByRows
+from holdall.common.decode import Count
 from holdall.common.errors import CheckpointError
 from holdall.tables.initial_rows import fill_with_initial_rows
 
@@ -27,9 +28,11 @@ CHUNK_BYTES = 64 << 20
 class PartialEntry:
     """Manifest entry of a tensor of which only some rows are saved."""
 
+    ignores_unknown: ClassVar[bool] = True
+
     dtype: str
-    shape: tuple[int, ...]
-    initial: dict[str, Any] | None
+    shape: tuple[Count, ...]
+    initial: dict[str, int | float] | None
     """Initial values of the other rows; None when those rows are in another checkpoint."""
 
 

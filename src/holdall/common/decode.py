@@ -48,14 +48,15 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Lowest value of a number, in `Annotated`."""
+    """Lowest value of a number, in `Annotated`; -inf allows what is not finite, too."""
 
-    least: int
+    least: float
 
 
 Count = Annotated[int, AtLeast(0)]
 PositiveInt = Annotated[int, AtLeast(1)]
 NonNegativeFloat = Annotated[float, AtLeast(0)]
+AnyFloat = Annotated[float, AtLeast(-math.inf)]
 
 
 class _DecodeError(Exception):
@@ -199,16 +200,16 @@ def _as(value: Any, kind: Any) -> Any:
 
 def _bounded(value: Any, kind: Any) -> Any:
     base, bound = get_args(kind)
-    number = _as(value, base)
+    number = _number(value, base, finite=bound.least > -math.inf)
     if number < bound.least:
         raise _DecodeError(f" must be {_described(kind)}, not {shown(value)}")
     return number
 
 
-def _number(value: int | float, kind: type) -> int | float:
+def _number(value: int | float, kind: type, *, finite: bool = True) -> int | float:
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise _DecodeError(f" must be a number of at most 64 bits, not {shown(value)}")
-    if not math.isfinite(value):
+    if finite and not math.isfinite(value):
         raise _DecodeError(f" must be a finite number, not {value}")
     return kind(value)
 
@@ -286,7 +287,7 @@ def _described(kind: Any) -> str:
     origin = get_origin(kind) or kind
     if origin is Annotated:
         base, bound = get_args(kind)
-        return f"{_described(base)} of at least {bound.least}"
+        return _described(base) + (f" of at least {bound.least}" if bound.least > -math.inf else "")
     if origin is Literal:
         return " or ".join(repr(value) for value in get_args(kind))
     if origin in (list, tuple):

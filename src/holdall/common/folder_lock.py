@@ -122,5 +122,5 @@ def _holder(file: Path) -> str:
     try:
         holder = json.loads(file.read_bytes()[:1000])
         return f"process {int(holder['pid'])} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has not written its name yet
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # it has not written its name yet
         return "another process"

@@ -10,10 +10,11 @@ import mmap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
 
+from holdall.common.decode import Count, decode
 from holdall.common.errors import CheckpointError, ConfigError, DataError
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
@@ -33,6 +34,13 @@ class Position:
     """Global batches of the epoch read so far: the `start_batch` to resume at."""
     sample: int
     """Samples of the epoch read so far, by all ranks."""
+
+
+class StoredPosition(TypedDict):
+    """Position as a checkpoint has it, beside the settings that it belongs to."""
+
+    epoch: Count
+    sample: Count
 
 
 class Loader:
@@ -145,10 +153,9 @@ class Loader:
                     f"the checkpoint was made with {name} {state.get(name)!r} and this run has {value!r}, so it cannot "
                     f"resume at the same sample: use the same {name}, or start a new run"
                 )
-        epoch, sample = state.get("epoch"), state.get("sample")
-        if not (isinstance(epoch, int) and isinstance(sample, int) and epoch >= 0):
-            raise CheckpointError(f"the checkpoint has no position in the data (epoch {epoch!r}, sample {sample!r})")
-        if sample % self.batch_size or not 0 <= sample < self.num_samples:
+        position = decode(state, StoredPosition, "the checkpoint", inside="state.data", error=CheckpointError)
+        epoch, sample = position["epoch"], position["sample"]
+        if sample % self.batch_size or sample >= self.num_samples:
             raise CheckpointError(f"the checkpoint is at sample {sample} of an epoch of {self.num_samples}")
         return Position(epoch=epoch, batch=sample // self.batch_size, sample=sample)
 

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from holdall.common.checked_files import FileCheck, FileHash
+from holdall.common.decode import NOT_STORED, Count, PositiveInt
 from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.common.files import PARTIAL, read_json, write_json
 from holdall.data.identity import data_fingerprint, json_digest
@@ -49,7 +50,7 @@ class Source:
     fingerprint: str
     """SHA-256 that identifies the data: see `data_fingerprint` and `raw_fingerprint`."""
     split: str
-    rows: int
+    rows: Count
     """Rows of the split; of raw data, those that were read."""
 
 
@@ -59,7 +60,7 @@ class Sample:
 
     share: float
     seed: int
-    blocks: int
+    blocks: Count
     """Blocks of consecutive rows that were read."""
     confidence: float
     """Of the intervals `low` to `high`."""
@@ -69,7 +70,7 @@ class Sample:
 class Curve:
     """Share of the lookups that the top k ids take, at log-spaced k; between `low` and `high`, equal when exact."""
 
-    k: tuple[int, ...]
+    k: tuple[PositiveInt, ...]
     share: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
@@ -82,13 +83,13 @@ class FeatureProfile:
     name: str
     kind: FeatureKind
     table: str
-    num_rows: int | None
+    num_rows: PositiveInt | None
     """Rows of its table; None for raw data, whose ids are not known yet."""
-    lookups: int
+    lookups: Count
     """Lookups counted."""
-    distinct: int
+    distinct: Count
     """Different ids among them; for a raw stream with more ids than counters, an estimate."""
-    singletons: int
+    singletons: Count
     """Ids looked up once."""
     coverage: Curve
     lru: tuple[float, ...] | None
@@ -103,7 +104,7 @@ class HotCurve:
     Falling."""
 
     threshold: tuple[float, ...]
-    rows: dict[str, tuple[int, ...]]
+    rows: dict[str, tuple[Count, ...]]
     """Hot rows of each table."""
     inputs: tuple[float, ...]
     """Share of the inputs all of whose lookups are hot; between `low` and `high`, equal when exact."""
@@ -118,18 +119,18 @@ class Profile:
     source: Source
     method: Literal["exact", "stream"]
     """`exact`: every id counted. `stream`: bounded memory; `low` and `high` are certain bounds unless sampled."""
-    rows_read: int
+    rows_read: Count
     sample: Sample | None
     order: Literal["time", "none"]
     """Whether rows are in the order of time: without it there is no drift to measure."""
-    windows: int
+    windows: Count
     features: tuple[FeatureProfile, ...]
     hot: HotCurve
     counts_file: str | None = None
     """Name of the file beside this one with the lookups of every row, by table."""
     counts_hash: FileHash | None = None
     """Size and hash of that file; profiles of earlier versions have none."""
-    path: Path | None = field(default=None, compare=False)
+    path: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
     """Path it was loaded from or saved to."""
 
     def feature(self, name: str) -> FeatureProfile:
@@ -242,11 +243,7 @@ class Profile:
     def load(cls, path: str | Path) -> Profile:
         """Read `popularity.json`; a document of another version, or a damaged one, is a DataError."""
         path = Path(path)
-        document = read_json(path, dict[str, Any], format=FORMAT, version=VERSION, cure=AGAIN)
-        try:
-            profile = _from_json(document, path)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is incomplete or has unknown fields ({error}): {AGAIN}") from error
+        profile = replace(read_json(path, cls, format=FORMAT, version=VERSION, cure=AGAIN), path=path)
         _validate(profile)
         return profile
 
@@ -282,32 +279,6 @@ def is_counts_file(path: Path) -> bool:
         return False
 
 
-def _from_json(document: dict[str, Any], path: Path) -> Profile:
-    fields = {name: value for name, value in document.items() if name not in ("format", "version")}
-    features = []
-    for entry in fields.pop("features"):
-        drift = entry.pop("drift")
-        curve = Curve(**{name: tuple(values) for name, values in entry.pop("coverage").items()})
-        lru = entry.pop("lru")
-        moved = drift and Drift(k=drift.pop("k"), **{name: tuple(values) for name, values in drift.items()})
-        features.append(
-            FeatureProfile(**entry, coverage=curve, lru=None if lru is None else tuple(lru), drift=moved or None)
-        )
-    hot = fields.pop("hot")
-    rows = {name: tuple(values) for name, values in hot.pop("rows").items()}
-    sample = fields.pop("sample")
-    counts_hash = fields.pop("counts_hash", None)
-    return Profile(
-        source=Source(**fields.pop("source")),
-        sample=sample and Sample(**sample),
-        counts_hash=None if counts_hash is None else FileHash(**counts_hash),
-        features=tuple(features),
-        hot=HotCurve(rows=rows, **{name: tuple(values) for name, values in hot.items()}),
-        path=path,
-        **fields,
-    )
-
-
 def _validate(profile: Profile) -> None:
     """Refuse numbers that a profile cannot have, before a plan depends on them."""
 
@@ -320,13 +291,18 @@ def _validate(profile: Profile) -> None:
         lengths |= set() if feature.lru is None else {len(feature.lru)}
         if len(lengths) != 1 or not curve.k:
             refuse(where, "has columns of different lengths")
-        if np.any(np.diff(curve.k) <= 0) or curve.k[0] < 1 or np.any(np.diff(curve.share) < -1e-6):
+        if np.any(np.diff(curve.k) <= 0) or np.any(np.diff(curve.share) < -1e-6):
             refuse(where, "is not rising")
         shares = np.array([curve.share, curve.low, curve.high, *([] if feature.lru is None else [feature.lru])])
         if not np.all((shares >= -1e-6) & (shares <= 1 + 1e-6)):
             refuse(where, "is not between 0 and 1")
         if feature.table not in profile.hot.rows:
             refuse("the hot curve", f"lacks the table '{feature.table}'")
-    for name, rows in profile.hot.rows.items():
-        if len(rows) != len(profile.hot.threshold) or len(profile.hot.inputs) != len(rows):
+        if (drift := feature.drift) and not len(drift.kept) == len(drift.hits) == len(drift.best):
+            refuse(f"the drift of '{feature.name}'", "has columns of different lengths")
+    hot = profile.hot
+    if {len(hot.inputs), len(hot.low), len(hot.high)} != {len(hot.threshold)}:
+        refuse("the hot curve", "has columns of different lengths")
+    for name, rows in hot.rows.items():
+        if len(rows) != len(hot.threshold):
             refuse("the hot curve", f"has another length at table '{name}'")

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
 
 from holdall import checkpoint
 from holdall.checkpoint import HotPart
+from holdall.checkpoint.manifest import restore_advice
 from holdall.checkpoint.protocols import TensorByRows
+from holdall.common.decode import AnyFloat, Count, decode
+from holdall.common.errors import CheckpointError
 from holdall.optim.optimizers import Optimizers
 from holdall.training.evaluate_run import CHECKPOINTS, model_tensors
 from holdall.training.same_data import refuse_other_run
 from holdall.training.setting_groups import CheckpointSettings
 from holdall.training.strategies.base import Strategy
+
+
+class RunState(TypedDict):
+    """State of a run in a checkpoint, besides its tensors."""
+
+    step: Count
+    data: dict[str, Any]
+    """Position of the loader."""
+    loss: tuple[AnyFloat, Count]
+    """Sum and number of the losses since the last row of metrics."""
+    best: AnyFloat | None
+    evaluations_without_gain: Count
+    last_evaluation: dict[str, AnyFloat | None]
+    run: NotRequired[str | None]
+    """Fingerprint of the run."""
 
 
 class RunCheckpoints:
@@ -60,23 +78,29 @@ class RunCheckpoints:
         """`tensors`, and the random state of rank 0."""
         return {**self.tensors(), **({"rng": torch.get_rng_state()} if self.processes.rank == 0 else {})}
 
-    def restore(self, path: Path, run: str | None = None) -> tuple[dict[str, Any], Path | None]:
+    def restore(self, path: Path, run: str | None = None) -> tuple[RunState, Path | None]:
         """Load a verified checkpoint of this run, and newer hot rows if any; returns the state and their path.
 
         `run` is the fingerprint of this run, which both must have.
         """
         rng = torch.get_rng_state()
         tensors = {**self.tensors(), "rng": rng}
-        state = checkpoint.load_into(path, tensors, verify=False, processes=self.processes)
-        refuse_other_run(state, run, path)
+        state = self._state(path, run, checkpoint.load_into(path, tensors, verify=False, processes=self.processes))
         self.full_step = state["step"]
         hot = checkpoint.latest_hot(path.parent, state["step"], self.processes)
         if hot is not None:
-            state = checkpoint.load_hot_into(hot, tensors, verify=False, processes=self.processes)
-            refuse_other_run(state, run, hot)
+            given = checkpoint.load_hot_into(hot, tensors, verify=False, processes=self.processes)
+            state = self._state(hot, run, given)
         self.strategy.after_loading()
         torch.set_rng_state(rng)
         return state, hot
+
+    @staticmethod
+    def _state(path: Path, run: str | None, given: dict[str, Any]) -> RunState:
+        where, cure = str(path / checkpoint.MANIFEST), restore_advice(path)
+        state = decode(given, RunState, where, inside="state", error=CheckpointError, cure=cure)
+        refuse_other_run(state, run, path)
+        return state
 
 
 def cut_to_hot_rows(

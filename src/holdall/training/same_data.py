@@ -34,7 +34,7 @@ def run_fingerprint(document: Mapping[str, Any]) -> str | None:
     """SHA-256 of the settings, data set and plan in a `run.json`; None for one of an earlier version."""
     if DATA_SET not in document:
         return None
-    return json_digest({"train": document["config"]["train"], **{key: document[key] for key in (DATA_SET, PLAN)}})
+    return json_digest({"train": document["config"]["train"], **{key: document.get(key) for key in (DATA_SET, PLAN)}})
 
 
 def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:

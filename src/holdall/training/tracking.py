@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypedDict
+from typing import IO, TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from holdall.common.decode import decode, parse_json
+from holdall.common.decode import Count, decode, parse_json
 from holdall.common.environment import environment
 from holdall.common.errors import DataError, HoldallError
 from holdall.common.files import PARTIAL, read_json, write_json
@@ -80,10 +80,10 @@ class RunLog:
     def resume(cls, folder: Path, step: int, *, tensorboard: bool = True) -> RunLog:
         """Continue after `step`: later rows are dropped, and `run.json` gets an entry about the resume."""
         folder = Path(folder)
-        document = read_run(folder)
+        run = read_run(folder)
         kept = [row for row in read_metrics(folder) if row["step"] <= step] if (folder / METRICS_FILE).exists() else []
-        document["resumed"] = [*document.get("resumed", []), {"step": step, "started": _now(), **environment()}]
-        write_json(folder / RUN_FILE, document, hashed=True)
+        resumed = [*run.get("resumed", []), {"step": step, "started": _now(), **environment()}]
+        write_json(folder / RUN_FILE, {**run, "resumed": resumed}, hashed=True)
         _write_rows(folder / METRICS_FILE, kept)
         return cls(folder, tensorboard=tensorboard, purge_step=step + 1)
 
@@ -118,16 +118,36 @@ class RunLog:
         self.close()
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """The content of `run.json`."""
-    return read_json(Path(folder) / RUN_FILE, dict[str, Any], format=FORMAT, version=VERSION)
+class RunSettings(TypedDict):
+    """Settings of a run."""
+
+    data: str
+    train: dict[str, Any]
+
+
+class RunRecord(TypedDict):
+    """Fields of `run.json` that are read again."""
+
+    started: str
+    config: RunSettings
+    versions: dict[str, Any]
+    hardware: dict[str, Any]
+    commit: NotRequired[str | None]
+    data_set: NotRequired[dict[str, Any]]
+    plan: NotRequired[str | None]
+    resumed: NotRequired[list[dict[str, Any]]]
 
 
 class MetricsRow(TypedDict):
-    """Row of `metrics.jsonl`; it has the metrics of its split as well."""
+    """Fields that every row of `metrics.jsonl` has."""
 
-    step: int
+    step: Count
     split: str
+
+
+def read_run(folder: Path) -> RunRecord:
+    """The content of `run.json`."""
+    return read_json(Path(folder) / RUN_FILE, RunRecord, format=FORMAT, version=VERSION, cure="restore it from a copy")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

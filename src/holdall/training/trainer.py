@@ -345,6 +345,7 @@ class Trainer:
         """Continue from a verified checkpoint of this run, and from newer hot rows if there are any."""
         state, hot = self.checkpoints.restore(path, self.fingerprint)
         if hot is not None:
+            assert self.checkpoints.full_step is not None
             self._say(
                 f"resuming from {hot.name}: rows that are not hot are those of {path.name}; what they learned in the "
                 f"{state['step'] - self.checkpoints.full_step} steps between is lost"

@@ -12,6 +12,7 @@ from holdall.data.ranking_cases import has_ranking_cases
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
 from holdall.models.model import Model
+from holdall.training.run_checkpoints import RunState
 from holdall.training.setting_groups import EvaluationSettings
 
 
@@ -79,7 +80,7 @@ class Validation:
             "last_evaluation": {name: None if math.isnan(value) else value for name, value in self.last.items()},
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: RunState) -> None:
         self.best = -math.inf if state["best"] is None else state["best"]
         self.evaluations_without_gain = state["evaluations_without_gain"]
         self.last = {name: math.nan if value is None else value for name, value in state["last_evaluation"].items()}

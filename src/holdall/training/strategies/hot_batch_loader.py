@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
+from holdall.common.decode import AnyFloat, Count, NonNegativeFloat, decode
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
@@ -75,6 +76,17 @@ class _Epoch:
     @property
     def num_batches(self) -> int:
         return sum(cold + hot for cold, hot in self.cycles)
+
+
+class StoredPosition(TypedDict):
+    """Position as a checkpoint has it, beside the settings that it belongs to."""
+
+    epoch: Count
+    batch: Count
+    cycles: list[tuple[Count, Count]]
+    rate: NonNegativeFloat
+    falls: Count
+    last_loss: AnyFloat | None
 
 
 class HotBatchLoader:
@@ -230,9 +242,12 @@ class HotBatchLoader:
                     f"the checkpoint was made with {name} {state.get(name)!r} and this run has {value!r}, so it cannot "
                     f"continue at the same sample: use the same settings and data, or start a new run"
                 )
-        self._epoch = _Epoch(state["epoch"], [(cold, hot) for cold, hot in state["cycles"]])
-        self.interleaving = Interleaving(state["rate"], state["falls"], state["last_loss"])
-        return Position(epoch=state["epoch"], batch=state["batch"], sample=state["batch"] * self.batch_size)
+        found = decode(state, StoredPosition, "the checkpoint", inside="state.data", error=CheckpointError)
+        self._epoch = _Epoch(found["epoch"], found["cycles"])
+        if max(found["batch"], self._epoch.num_batches) > self.num_batches:
+            raise CheckpointError(f"the checkpoint is at batch {found['batch']} of an epoch of {self.num_batches}")
+        self.interleaving = Interleaving(found["rate"], found["falls"], found["last_loss"])
+        return Position(epoch=found["epoch"], batch=found["batch"], sample=found["batch"] * self.batch_size)
 
     def _order(self) -> dict[str, Any]:
         return {
