@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from holdall import checkpoint
+from holdall.common.errors import DataError
 from holdall.data.arrow_files import write_split_file
 from holdall.data.columns import offsets_of
 from holdall.data.dataset import DataSet
@@ -99,6 +100,14 @@ def cases(events: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     negatives = (items[:, None] + shift) % NUM_ITEMS
     RankingCases(row, users, items, negatives, np.ones(negatives.shape, dtype=bool)).save(folder, "test")
     return folder
+
+
+def test_damaged_ranking_cases_are_refused_before_training(cases: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(cases, tmp_path / "data")
+    (data / "ranking-valid.arrow").write_bytes(b"noise")
+    with pytest.raises(DataError, match=r"ranking-valid\.arrow"):
+        train(data, tmp_path / "run", FAMILIES["gmf"].replace(steps=2), quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
-from holdall.data.ranking_cases import has_ranking_cases
+from holdall.data.ranking_cases import RankingCases, has_ranking_cases
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import SplitShare, evaluate_model, rank_model
 from holdall.models.model import Model
@@ -26,6 +26,8 @@ class Validation:
         if settings.early_stopping is not None and self.split is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
         self.has_ranking = has_rows and settings.rank_at > 0 and has_ranking_cases(data, "valid", schema)
+        if self.has_ranking:
+            RankingCases.load(data, "valid")  # raises before anything is written to the run folder
         self.best_by = self._metric_of_the_best(data, schema)
         self.last: dict[str, float] = {}
         """Metrics of the last evaluation."""
