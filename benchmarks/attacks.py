@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import as_completed
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from rich.progress import track
 from benchmarks.card import print_table, write_card
 from tests.attacks.artifacts import BAD, GOOD, Trial
 from tests.attacks.command import pool
+from tests.attacks.rows import Outcomes, attack_rows
 from tests.attacks.trials import Attack, attacks
 from tests.attacks.workspace import build
 
@@ -38,10 +38,13 @@ NOTES = (
     "writers the first is paused before a change of a file, or both run at once."
 )
 
+ROWS_AT_ONCE = 2_000
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--artifacts", type=int, default=1000, help="damaged files")
+    parser.add_argument("--rows", type=int, default=10_000, help="lines of raw files, most of them bad")
     parser.add_argument("--kills", type=int, default=100, help="killed commands")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of commands that write one folder at once")
     parser.add_argument("--errors", type=int, default=50, help="commands that get an error of the disk")
@@ -53,14 +56,19 @@ def main() -> None:
     options = parser.parse_args()
     start = time.monotonic()
     trials = run(chosen(options), options.workers)
-    groups = by_group(trials)
-    for group, kinds in groups.items():
-        print_table(group, [{"kind": kind, **outcomes} for kind, outcomes in kinds.items()])
-    defects = [trial for trial in trials if trial.outcome not in GOOD]
+    lines = run_rows(options.seed, 0 if options.only else options.rows, options.workers)
+    groups = by_group(trials) | {"rows": dict(lines.by_format)}
+    table = [
+        {"group": group, "kind": kind, **found} for group, kinds in groups.items() for kind, found in kinds.items()
+    ]
+    print_table("trials by outcome", table)
+    defects = [describe(trial) for trial in trials if trial.outcome not in GOOD] + lines.defects
+    print(*lines.defects, f"{len(defects)} defects in {time.monotonic() - start:.0f} s", sep="\n")
     if options.card and not options.only:
-        results: dict[str, Any] = {"options": vars(options), "outcomes": totals(trials), "trials": groups}
-        results |= {"defects": [asdict(trial) for trial in defects], "seconds": time.monotonic() - start}
-        write_card(options.card, results, notes=NOTES)
+        outcomes = dict.fromkeys((*GOOD, *BAD), 0) | Counter(trial.outcome for trial in trials) + lines.counts
+        results: dict[str, Any] = {"options": vars(options), "outcomes": outcomes, "trials": groups, "defects": defects}
+        results["rows_refused_needlessly"] = len(lines.needless)
+        write_card(options.card, results | {"seconds": time.monotonic() - start}, notes=NOTES)
     raise SystemExit(1 if defects else 0)
 
 
@@ -89,26 +97,35 @@ def run(planned: Sequence[Attack], workers: int) -> list[Trial]:
         made = [processes.submit(attack.make, healthy) for attack in planned]
         for trial in track((one.result() for one in as_completed(made)), "attacks", total=len(made)):
             if trial is not None and trial.outcome not in GOOD:
-                line = f"{trial.outcome} | {trial.seed} | {trial.command} | {trial.attack} | {trial.note}"
-                print(line, flush=True)
+                print(describe(trial), flush=True)
         return [trial for trial in (one.result() for one in made) if trial is not None]
 
 
-def by_group(trials: Sequence[Trial]) -> dict[str, dict[str, dict[str, int]]]:
-    """Trials by outcome, for each group and kind."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
+def run_rows(seed: int, number: int, workers: int) -> Outcomes:
+    """Attack the readers of raw files with lines, in files of their own."""
+    sizes = [min(ROWS_AT_ONCE, number - start) for start in range(0, number, ROWS_AT_ONCE)]
+    all_outcomes = Outcomes()
+    with pool(workers) as processes:
+        made = [processes.submit(attack_rows, seed * len(sizes) + part, size) for part, size in enumerate(sizes)]
+        for found in (one.result() for one in made):
+            all_outcomes.counts += found.counts
+            for kind, counts in found.by_format.items():
+                all_outcomes.by_format[kind] = all_outcomes.by_format.get(kind, Counter()) + counts
+            all_outcomes.defects += found.defects
+            all_outcomes.needless += found.needless
+    return all_outcomes
+
+
+def describe(trial: Trial) -> str:
+    return f"{trial.outcome} | {trial.seed} | {trial.command} | {trial.attack} | {trial.note}"
+
+
+def by_group(trials: Sequence[Trial]) -> dict[str, dict[str, Counter[str]]]:
+    """Number of trials by outcome, for each group and kind."""
+    found: dict[str, dict[str, Counter[str]]] = {}
     for trial in trials:
-        found.setdefault(trial.seed.split("/")[1], {}).setdefault(trial.kind, {})
-    for group, kinds in found.items():
-        for kind in kinds:
-            same = [trial for trial in trials if trial.seed.split("/")[1] == group and trial.kind == kind]
-            kinds[kind] = {"trials": len(same), **totals(same)}
+        found.setdefault(trial.seed.split("/")[1], {}).setdefault(trial.kind, Counter())[trial.outcome] += 1
     return found
-
-
-def totals(trials: Sequence[Trial]) -> dict[str, int]:
-    counts = Counter(trial.outcome for trial in trials)
-    return {outcome: counts[outcome] for outcome in (*GOOD, *BAD)}
 
 
 if __name__ == "__main__":

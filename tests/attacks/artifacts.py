@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.command import Ended, chooser, run
-from tests.attacks.damage import damages
+from tests.attacks.damage import change_unhashed, damages
 from tests.attacks.workspace import NCF, ORDER, PLAN, PREPARE, TRAIN, copied, snapshot
 
 GOOD = ("identical", "refused", "edited")
@@ -108,6 +108,7 @@ READERS: dict[str, Reader] = {
     "evaluate": Reader("evaluate run --device cpu --json", printed),
     "evaluate --group-by": Reader("evaluate run --device cpu --group-by user --split valid --json", printed),
     "evaluate implicit": Reader("evaluate implicit-run --device cpu --json", printed),
+    "evaluate plan-run": Reader("evaluate plan-run --device cpu --json", printed),
     "profile": Reader("profile data --out new.json --json", printed, ("new.json", "new.safetensors")),
     "order": Reader(f"{ORDER} --out new", made("new"), ("new",)),
     "order --like": Reader("order data --like ordered --out new", made("new"), ("new",)),
@@ -152,6 +153,10 @@ ARTIFACTS: dict[str, Artifact] = {
     "checkpoint": Artifact(
         ("run/checkpoints/**/*",), ("train --resume", "evaluate", "inspect run", "inspect checkpoint")
     ),
+    "implicit run": Artifact(
+        ("implicit-run/*.json", "implicit-run/best/**/*", "implicit-run/checkpoints/**/*"), ("evaluate implicit",)
+    ),
+    "run of a plan": Artifact(("plan-run/*.json", "plan-run/checkpoints/**/*"), ("evaluate plan-run",)),
     "profile": Artifact(("popularity.*",), ("plan --profile", "simulate --profile", "train split")),
     "hardware": Artifact(("hardware.json",), ("plan", "simulate", "plan --edited")),
     "plan": Artifact(
@@ -182,7 +187,8 @@ def damage_artifact(healthy: Path, name: str, seed: str, reader_name: str | None
         attack = f"{path.relative_to(folder)} {damage(path, alike, chosen)}"
         before = snapshot(folder)
         ended = run(reader.words, folder)
-        outcome, note = judge(reader, folder, before, ended, expected, by_hand=artifact.by_hand)
+        by_hand = artifact.by_hand or damage is change_unhashed
+        outcome, note = judge(reader, folder, before, ended, expected, by_hand=by_hand)
     return Trial(name, seed, attack, reader_name, outcome, note)
 
 
@@ -233,7 +239,7 @@ def refused(words: str, ended: Ended) -> bool:
     """Whether a command ended with exit 2 and one sentence, or is `doctor` and reports problems."""
     if words.startswith("doctor ") and ended.code == 1:
         return "Traceback" not in ended.err and bool(json.loads(ended.out)["problems"])
-    lines = [line for line in ended.err.splitlines() if not line.startswith("holdall: warning: ")]
+    lines = [line for line in ended.err.splitlines() if not line.startswith(("holdall: warning: ", "note: "))]
     return ended.code == 2 and len(lines) == 1 and re.match(r"holdall: \S", lines[0]) is not None
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdall.common.files import HASH_KEY
+
 Damage = Callable[[Path, Sequence[Path], random.Random], str]
 """Damages a file, given the other files of its artifact; returns a description."""
 
@@ -162,6 +164,14 @@ def change_json(path: Path, others: Sequence[Path], chosen: random.Random) -> st
     return described
 
 
+def change_unhashed(path: Path, others: Sequence[Path], chosen: random.Random) -> str:
+    """The same in a document without its own hash, such as earlier versions wrote: only its types can be checked."""
+    document = json.loads(path.read_text())
+    document.pop(HASH_KEY, None)
+    path.write_text(json.dumps(document))
+    return f"without hash, {change_json(path, others, chosen)}"
+
+
 def _somewhere(document: Any, chosen: random.Random) -> tuple[Any, Any, str]:
     """An entry of a JSON document, at any depth: what has it, its key, and its path in words."""
     holder, key, where = document, chosen.choice(list(document)), ""
@@ -200,7 +210,7 @@ def change_toml(path: Path, others: Sequence[Path], chosen: random.Random) -> st
 
 BYTES: tuple[Damage, ...] = (flip, flip, flip, truncate, grow, zero, noise, empty, delete, folder, link, duplicate)
 PAIRS: tuple[Damage, ...] = (swap, swap, copy_over)
-JSON: tuple[Damage, ...] = (deep_json, huge_json, change_json, change_json, change_json, change_json)
+JSON: tuple[Damage, ...] = (deep_json, huge_json, change_json, change_json)
 TOML: tuple[Damage, ...] = (deep_toml, change_toml, change_toml, change_toml)
 
 
@@ -211,6 +221,8 @@ def damages(path: Path, others: Sequence[Path]) -> tuple[Damage, ...]:
         suited += PAIRS
     if path.suffix in (".json", ".jsonl"):
         suited += JSON
+    if path.suffix == ".json":
+        suited += (change_unhashed,) * 4
     if path.suffix == ".toml":
         suited += TOML
     return suited

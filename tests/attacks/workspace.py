@@ -32,7 +32,8 @@ MADE = (
     f"{PLAN} --world-size 2 --out plan-2.json",
     f"train data {TRAIN} --steps 6 --out run",
     f"train data {TRAIN} {DISK} --steps 4 --out disk-run",
-    f"train implicit {NCF} --steps 4 --out implicit-run",
+    f"train implicit {NCF} --steps 4 --evaluate-every 2 --early-stopping 2 --out implicit-run",
+    "train data --plan plan.json --steps 4 --deterministic --out plan-run",
 )
 
 
