@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from holdall.optim.code_rows import row_shape
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
+from holdall.optim.table_bytes import state_bytes
 from holdall.planning.plan import TIERS, Bytes, Plan, TablePlan
 from holdall.planning.step_cost import Problem
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.tables import Dense, Method
-from holdall.tables.quantized import StochasticRoundingTable
 from holdall.tiers.staging import buffers_for, with_spare
 
 FIND_BYTES = 34
@@ -97,19 +96,7 @@ def table_bytes(problem: Problem, table: TablePlan, strategy: str) -> dict[str, 
 def compressed_bytes(method: Method, num_rows: int, dim: int, optimizer: str) -> Bytes:
     """Bytes of parameters, buffers and optimizer state of a table, counted on a table of meta tensors."""
     table = method.build(num_rows, dim, device="meta")
-    by_row = {id(parameter) for parameter in table.row_parameters().values()}
-    state = 0
-    kind = OPTIMIZER_KINDS[optimizer]
-    for parameter in table.parameters():
-        if not parameter.requires_grad:
-            continue
-        if id(parameter) in by_row:
-            state += sum(slot.nbytes for slot in kind.row_state(parameter).values())
-        else:
-            state += kind.dense_state_bytes(parameter)
-    for part in table.modules():
-        if isinstance(part, StochasticRoundingTable):
-            state += sum(slot.nbytes for slot in kind.row_state(row_shape(part)).values())
+    state = state_bytes(table, OPTIMIZER_KINDS[optimizer])
     parameters = sum(parameter.nbytes for parameter in table.parameters())
     return Bytes(parameters=parameters, state=state, buffers=sum(buffer.nbytes for buffer in table.buffers()))
 

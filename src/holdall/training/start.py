@@ -13,6 +13,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes
+from holdall.optim.table_bytes import TableBytes
 from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
@@ -55,7 +56,13 @@ def agree_on_run(config: TrainConfig, schema: Schema, processes: Processes) -> N
 
 
 def open_run_log(
-    out: Path, data: Path, schema: Schema, config: TrainConfig, processes: Processes, resumed_at: int | None
+    out: Path,
+    data: Path,
+    schema: Schema,
+    config: TrainConfig,
+    processes: Processes,
+    peak_bytes: TableBytes,
+    resumed_at: int | None,
 ) -> RunLog | None:
     """The log of a run, on rank 0: that of the run resumed at a step, or a new one with its `run.json` and schema.
 
@@ -70,7 +77,7 @@ def open_run_log(
         out.mkdir(parents=True, exist_ok=True)
         schema.save(out)
         settings = {"data": str(data.resolve()), "train": config.to_json()}
-        opened.append(RunLog.create(out, settings, made_from=made_from(out, schema)))
+        opened.append(RunLog.create(out, settings, made_from=made_from(out, schema), peak_bytes=peak_bytes.to_json()))
         clear_mark(out)  # the run has started: run.json tells what the folder is
 
     processes.on_rank_zero(open_log)

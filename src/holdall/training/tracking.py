@@ -58,6 +58,7 @@ class RunLog:
         config: Mapping[str, Any],
         *,
         made_from: Mapping[str, Any] | None = None,
+        peak_bytes: Mapping[str, int] | None = None,
         tensorboard: bool = True,
     ) -> RunLog:
         """Write `run.json` with the configuration, the fingerprints `made_from` and the environment; start a log."""
@@ -69,6 +70,7 @@ class RunLog:
             "started": _now(),
             "config": dict(config),
             **(made_from or {}),
+            **({} if peak_bytes is None else {"peak_bytes": dict(peak_bytes)}),
             **environment(),
             "resumed": [],
         }

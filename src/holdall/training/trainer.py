@@ -23,6 +23,7 @@ from holdall.data.schema import Schema
 from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog, process_group
 from holdall.kernels.dispatch import kernel_path, takes_triton
 from holdall.optim.optimizers import Optimizers
+from holdall.optim.table_bytes import count_table_bytes
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.training.config import TrainConfig
@@ -130,8 +131,10 @@ class Trainer:
         self.model, self.loader = self.strategy.model, self.strategy.loader
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
+        self.peak_bytes = count_table_bytes(self.model, self.optimizers.config.kind)
         self.strategy.attach(self.optimizers)
         self._say(self.strategy.describe())
+        self._say(str(self.peak_bytes))
         self.steps = TrainStep(config, self.strategy, self.optimizers, self._refuse_batch)
         self.checkpoints = RunCheckpoints(out, config.checkpoint, self.strategy, self.optimizers)
         self._interrupt = Interrupt()
@@ -147,7 +150,8 @@ class Trainer:
         resumed = self._resume(data, resume)
         if rank_log is not None:
             rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
-        self.log = open_run_log(out, data, self.schema, config, processes, self.step if resumed else None)
+        resumed_at = self.step if resumed else None
+        self.log = open_run_log(out, data, self.schema, config, processes, self.peak_bytes, resumed_at)
         if self.log is not None:
             self.fingerprint = run_fingerprint(read_run(out))
 
@@ -181,6 +185,7 @@ class Trainer:
             "stopped_early": stopped_early,
             "valid": self.validation.last or None,
             "table_bytes": self.model.bags.num_bytes(),
+            "peak_bytes": self.peak_bytes.to_json(),
             **self.strategy.measures(),
             **self._compare_with_plan(seconds / max(1, self.step - first_step)),
             **({} if graph is None else {"cuda_graph": graph.why_not or f"{graph.replays} steps"}),
