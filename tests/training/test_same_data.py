@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from holdall.cli import main
-from holdall.common.errors import CheckpointError, DataError
+from holdall.common.checked_files import FileCheck
+from holdall.common.errors import CheckpointError, DataError, IdError
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
+from holdall.distributed.processes import Processes
+from holdall.training import data_check
 from holdall.training.config import TrainConfig
+from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import evaluate, load_model
+from holdall.training.tracking import read_metrics
 from holdall.training.trainer import train
 from tests.data.raw_files import criteo_line, write_lines
 from tests.edits import edit_json, flip_bit, swap
@@ -107,6 +112,52 @@ def test_flipped_rows_are_not_trained_on(work: Path) -> None:
     flip_bit(next((work / "data").glob("test-*.arrow")), 0.4)
     with pytest.raises(DataError, match=r"test-00000\.arrow was changed"):
         evaluate(work / "run", "test")
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_rows_that_are_checked_while_training_give_no_result(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    """The check ends when the training does: until then no row of the log and no checkpoint is written."""
+    monkeypatch.setattr(data_check, "BYTES_AT_START", 0)
+    monkeypatch.setattr(FileCheck, "done", False)
+    config = CONFIG.replace(save_every=None, log_every=1)
+    train(data, tmp_path / "run", config, quiet=True)
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if row["split"] == "train"] == list(range(1, 21))
+    folder = shutil.copytree(data, tmp_path / "data")
+    flip_bit(folder / f"{split}-00000.arrow")
+    with pytest.raises(DataError, match=rf"{split}-00000\.arrow was changed"):
+        train(folder, tmp_path / "damaged", config, quiet=True)
+    assert read_metrics(tmp_path / "damaged") == []
+    assert not list((tmp_path / "damaged").glob("*/step-*"))
+
+
+def test_an_error_that_damage_causes_names_the_damage(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(data, tmp_path / "data")
+    path = folder / "train-00000.arrow"
+    columns = DataSet(data).columns(0, 1)
+    content = bytearray(path.read_bytes())
+    place = content.index(columns.ids.tobytes())
+    content[place : place + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    monkeypatch.setattr(data_check, "BYTES_AT_START", 0)
+    with pytest.raises(DataError, match=r"train-00000\.arrow was changed") as raised:
+        train(folder, tmp_path / "run", CONFIG.replace(shuffle="none"), quiet=True)
+    assert isinstance(raised.value.__cause__, IdError)
+
+
+def test_one_process_of_a_host_checks(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(data, tmp_path / "data")
+    flip_bit(folder / "train-00000.arrow")
+    split = DataSet(folder, check=False)
+    monkeypatch.setattr(data_check, "on_all_ranks", lambda _, task: task())
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    DataCheck(split, Processes(rank=1, world_size=2))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(DataError, match=r"train-00000\.arrow was changed"):
+        DataCheck(split, Processes(rank=2, world_size=4))
 
 
 @pytest.mark.parametrize("name", ["run.json", "schema.json"])

@@ -83,6 +83,11 @@ class FileCheck:
             path: self._threads[number % count].submit(_hashed, path) for number, path in enumerate(self._files)
         }
 
+    @property
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return all(future.done() for future in self._hashes.values())
+
     def result(self) -> None:
         """Wait until all files are read; raise if one was changed."""
         passed: dict[Path, dict[str, State]] = {}

@@ -27,6 +27,7 @@ from holdall.optim.table_bytes import count_table_bytes
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
 from holdall.training.config import TrainConfig
+from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
@@ -112,13 +113,14 @@ class Trainer:
     ):
         self.processes, self.rank_log = processes, rank_log
         self.device = pick_device(config.device.device) if processes.world_size == 1 else processes.device
-        self.data = DataSet(data, "train")
+        self.data = DataSet(data, "train", check=False)
         self.schema = self.data.schema
         if config.device.kernels == "triton":  # raises before anything is written to the run folder
             takes_triton("training", torch.empty(0, device=self.device), "triton")
         if config.placement.plan is None:
             find_strategy(config, processes)  # raises before any process waits for others
         agree_on_run(config, self.schema, processes)
+        self.data_check = DataCheck(self.data, processes)
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
@@ -143,6 +145,8 @@ class Trainer:
         self.batch_in_epoch = 0
         self.loss_sum, self.loss_count = 0.0, 0
         """Losses since the last row of the log."""
+        self._rows: list[tuple[int, str, dict[str, Any]]] = []
+        """Rows of the log that wait for the check of the data files: step, split and values."""
         self._steady_seconds: float | None = None
         """Seconds a step between the last two rows of the log: without start-up, evaluations and checkpoints."""
         self.fingerprint: str | None = None
@@ -169,6 +173,7 @@ class Trainer:
             self.checkpoints.saver,
             self.log or nullcontext(),
             closing(self.strategy),
+            self.data_check.explained(),
             SampleProgress(total, done=done, quiet=self.quiet) as progress,
         ):
             while self.step < self.num_steps and not stopped_early:
@@ -299,12 +304,22 @@ class Trainer:
         self.loss_sum, self.loss_count, self._logged_at = 0.0, 0, time.perf_counter()
 
     def _write(self, split: str, **values: Any) -> None:
-        """Write a row to the log of the run, which rank 0 has, and its loss to the log of each rank."""
-        if self.log is not None:
-            self.log.write(self.step, split, **values)
-        if self.rank_log is not None:
-            name = "loss" if split == "train" else "logloss"
-            self.rank_log.write(f"step {self.step}: {split} {name} {values[name]:.6g}")
+        """Write a row to the log of the run, which rank 0 has, and its loss to the log of each rank.
+
+        Rows wait until the data files have been checked.
+        """
+        self._rows.append((self.step, split, values))
+        if self.data_check.passed():
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        for step, split, values in self._rows:
+            if self.log is not None:
+                self.log.write(step, split, **values)
+            if self.rank_log is not None:
+                name = "loss" if split == "train" else "logloss"
+                self.rank_log.write(f"step {step}: {split} {name} {values[name]:.6g}")
+        self._rows.clear()
 
     def _say(self, text: str | None) -> None:
         """Print a message once, and write it to the log of each rank."""
@@ -336,8 +351,10 @@ class Trainer:
         return self.checkpoints.save_hot(self.step, self._state())
 
     def _state(self) -> dict[str, Any]:
-        """State for a checkpoint besides its tensors, as JSON."""
+        """State for a checkpoint besides its tensors, as JSON. Waits until the data files have been checked."""
         self._read_losses()
+        self.data_check.passed(wait=True)
+        self._write_rows()
         return {
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),

@@ -17,12 +17,12 @@ from holdall.training.setting_groups import EvaluationSettings
 
 
 class Validation:
-    """Evaluations of a run on the validation split of `data`, if there is one."""
+    """Evaluations of a run on the validation split of `data`, if there is one. `DataCheck` compares its files."""
 
     def __init__(self, data: Path, schema: Schema, settings: EvaluationSettings):
         self.settings = settings
         has_rows = "valid" in schema.splits and schema.splits["valid"].rows > 0
-        self.split = DataSet(data, "valid") if has_rows else None
+        self.split = DataSet(data, "valid", check=False) if has_rows else None
         if settings.early_stopping is not None and self.split is None:
             raise ConfigError(f"--early-stopping needs a validation split, {data} has none: prepare with --valid 0.1")
         self.has_ranking = has_rows and settings.rank_at > 0 and has_ranking_cases(data, "valid", schema)
