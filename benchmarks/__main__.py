@@ -36,6 +36,7 @@ BENCHMARKS = {
     "recovery": "benchmarks.recovery",
     "step_calls": "benchmarks.step_calls",
     "attacks": "benchmarks.attacks",
+    "checked_files": "benchmarks.checked_files",
 }
 
 
