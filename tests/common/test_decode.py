@@ -186,6 +186,7 @@ def test_a_surrogate_pair_is_a_character() -> None:
     ("text", "message"),
     [
         (f"a = {DEEP}", "nested too deeply"),
+        (f"b = 1\n{'a.' * 50_000}x = 1", "line 2 has a key of more than 64 parts"),
         (f"a = {'9' * 5000}", "digits"),
         ("a = 1\na = 2", "overwrite"),
         (b"a = '\xff'", "can't decode byte"),

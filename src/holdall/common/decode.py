@@ -84,9 +84,13 @@ def parse_json(data: bytes, where: str, *, error: type[HoldallError] = DataError
 
 
 def parse_toml(data: bytes, where: str) -> dict[str, Any]:
-    """The tables of a TOML text."""
+    """The tables of a TOML text. Keys of many parts, whose cost grows with the square of their number, are refused."""
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        text = data.decode("utf-8")
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.partition("=")[0].count(".") > MAX_DEPTH:
+                raise ValueError(f"line {number} has a key of more than {MAX_DEPTH} parts")
+        return tomllib.loads(text)
     except RecursionError:
         reason = "its lists and tables are nested too deeply"
     except ValueError as cause:
