@@ -51,12 +51,16 @@ class Reader:
     writes: tuple[str, ...] = ()
 
 
-VOLATILE = {"samples_per_second", "started", "created", "date", "took_seconds", "seconds", "free", "available"}
+VOLATILE = {
+    *("samples_per_second", "started", "date", "took_seconds"),
+    *("hot_share_of_lookups", "moved_bytes_per_sample"),  # of the steps since the last row, or since a resume
+    "counts_hash",  # safetensors writes metadata in any order
+}
 
 
 def printed(folder: Path, ended: Ended) -> Any:
     """JSON on stdout without times."""
-    return _without_times(json.loads(ended.out))
+    return without_times(json.loads(ended.out))
 
 
 def trained(name: str) -> Callable[[Path, Ended], Any]:
@@ -66,7 +70,7 @@ def trained(name: str) -> Callable[[Path, Ended], Any]:
         newest = max((folder / name / "checkpoints").glob("step-????????"))
         shards = [hashlib.sha256(shard.read_bytes()).hexdigest() for shard in sorted(newest.glob("*.safetensors"))]
         rows = (folder / name / "metrics.jsonl").read_text().splitlines()
-        return [newest.name, shards, [_without_times(json.loads(row)) for row in rows]]
+        return [newest.name, shards, [without_times(json.loads(row)) for row in rows]]
 
     return result
 
@@ -85,11 +89,12 @@ def made(*names: str) -> Callable[[Path, Ended], Any]:
     return result
 
 
-def _without_times(value: Any) -> Any:
+def without_times(value: Any) -> Any:
+    """A JSON document without what differs between two runs."""
     if isinstance(value, dict):
-        return {key: _without_times(inner) for key, inner in value.items() if key not in VOLATILE}
+        return {key: without_times(inner) for key, inner in value.items() if key not in VOLATILE}
     if isinstance(value, list):
-        return [_without_times(inner) for inner in value]
+        return [without_times(inner) for inner in value]
     return re.sub(r"[\d.]+ \w+ free", "free", value) if isinstance(value, str) else value
 
 
