@@ -45,3 +45,9 @@ def test_what_is_not_a_share(budget: str | float) -> None:
 
 def test_readable() -> None:
     assert [readable_bytes(n) for n in (7, 1536, 2_160_000_000, 5.12e12)] == ["7 B", "1.5 KB", "2.2 GB", "5.1 TB"]
+
+
+@pytest.mark.parametrize("size", ["1e999", "9e300GB", "10000000 TB", 10**400, 2**63])
+def test_sizes_that_no_machine_has(size: str | int) -> None:
+    with pytest.raises(ConfigError, match=r"is not a size: it must be below 2\^63 bytes"):
+        parse_bytes(size)

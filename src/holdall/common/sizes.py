@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from holdall.common.decode import shown
 from holdall.common.errors import ConfigError
 
 _UNITS = {"": 1, "B": 1}
@@ -16,8 +17,9 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNOREC
 
 def parse_bytes(text: str | int | float) -> int:
     """`64MB` -> 64,000,000; `64MiB` -> 67,108,864. Case and spaces do not matter."""
+    size: float
     if isinstance(text, int) and not isinstance(text, bool):
-        size = float(text)
+        size = text
     else:
         match = _SIZE.fullmatch(str(text))
         if match is None or match.group(2).upper() not in _UNITS:
@@ -25,6 +27,8 @@ def parse_bytes(text: str | int | float) -> int:
         size = float(match.group(1)) * _UNITS[match.group(2).upper()]
     if not size >= 1:
         raise ConfigError(f"{text!r} is not a size: it must be at least one byte")
+    if size >= 2**63:
+        raise ConfigError(f"{shown(text)} is not a size: it must be below 2^63 bytes")
     return int(size)
 
 
