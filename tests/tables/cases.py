@@ -59,6 +59,8 @@ CASES: dict[str, Method] = {
     "clustered with two-byte assignments": Clustered(clusters=300),
     "quantized 8": Quantized(),
     "quantized 4": Quantized(bits=4),
+    "quantized 8 with scales in float16": Quantized(scales="float16"),
+    "quantized 4 with scales in bfloat16": Quantized(bits=4, scales="bfloat16"),
     "quantized 4 stochastic": Quantized(bits=4, rounding="stochastic"),
     "quantized trained stochastically": Quantized(rounding="stochastic", trainable=True),
     "quantized with learned steps": Quantized(rounding="learned", trainable=True),

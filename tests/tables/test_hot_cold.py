@@ -124,7 +124,7 @@ def test_padding_row_starts_at_zero_in_its_part(padding_idx: int) -> None:
 def test_json_of_nested_methods() -> None:
     method = HotCold(hot_rows=0.01, cold=HotCold(hot_rows=1000, cold=Quantized(bits=4)))
     document = json.loads(json.dumps(method.to_json()))
-    assert document["cold"]["cold"] == {"method": "quantized", "bits": 4, "rounding": "nearest", "trainable": False}
+    assert document["cold"]["cold"].items() >= {"method": "quantized", "bits": 4, "rounding": "nearest"}.items()
     assert method_from_json(document) == method
     document["cold"]["cold"]["bots"] = 4
     with pytest.raises(ConfigError, match="did you mean 'bits'"):

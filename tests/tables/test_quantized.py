@@ -367,3 +367,70 @@ def test_a_fit_to_other_rows_is_refused() -> None:
         table = method.build(4, 3)
         with pytest.raises(ConfigError, match="4 rows of dim 3"):
             type(table).from_dense(torch.zeros(1, 3), table)
+
+
+@pytest.mark.parametrize(("scales", "more"), [("float16", 1.06), ("bfloat16", 1.08)])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("size", [1e-9, 1e-6, 1e-4, 1.0, 1e4])
+def test_scales_of_16_bits_miss_little_more(scales: str, more: float, bits: int, size: float) -> None:
+    """Steps of small rows are subnormal in float16, whose smallest number is 6e-8."""
+    weight = size * gaussian(300, 16)
+    method = Quantized(bits=bits, scales=scales)  # type: ignore[arg-type]
+    table, plain = method.fit(weight), Quantized(bits=bits).fit(weight)  # type: ignore[arg-type]
+    assert table.num_bytes() == method.num_bytes(300, 16) == 300 * (2 * bits + 4)
+    rounding = 3e-8 if scales == "float16" and size < 1e-4 else 0.0
+    assert size * table.fit_error < size * more * plain.fit_error + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_grids_of_16_bits_hold_every_number(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = 10.0 ** torch.randint(-8, 5, (2000, 1), generator=generator)
+    rows = (torch.randn(2000, 6, generator=generator, dtype=torch.float64) + 1) * sizes
+    rows[0] = 0
+    rows[1] = 3.0
+    zero, step = row_grid(rows, 255, dtype).double().split(1, dim=1)
+    low, high = torch.aminmax(rows, dim=1, keepdim=True)
+    assert bool((zero <= low).all())
+    assert bool((zero + 255 * step >= high * (1 - 1e-12)).all())
+    assert (zero[0], step[0]) == (0, 0)
+
+
+def test_scales_keep_their_type_and_rows_that_of_the_table() -> None:
+    table = Quantized(scales="float16").fit(torch.randn(10, 4))
+    assert table.rows(torch.tensor([3])).dtype == torch.float32
+    before = table.materialize()
+    table.double()
+    assert table.grid.dtype == torch.float16
+    assert table.rows(torch.tensor([3])).dtype == torch.float64
+    torch.testing.assert_close(table.materialize().float(), before)
+
+
+def test_numbers_beyond_float16_are_refused() -> None:
+    weight = torch.ones(10, 4)
+    weight[6, 2] = -70_000.0
+    with pytest.raises(ConfigError, match=r"row 6 has a number beyond 65,504, .* scales='bfloat16'"):
+        Quantized(scales="float16").fit(weight)
+    assert Quantized(scales="bfloat16").fit(weight).fit_error < 0.01
+
+
+def test_scales_of_16_bits_train() -> None:
+    """SGD on a sum moves every number by lr, in the mean of the rounding."""
+    torch.manual_seed(0)
+    table = Quantized(rounding="stochastic", trainable=True, scales="float16").build(200, 8, init_std=1.0)
+    assert isinstance(table, StochasticRoundingTable)
+    before = table.materialize()
+    for _ in range(50):
+        table.rows(torch.arange(200)).sum().backward()
+        table.apply_gradients(0.01)
+    assert float((before - table.materialize()).mean()) == pytest.approx(0.5, rel=0.02)
+    frozen = table.freeze()
+    assert frozen.method == Quantized(scales="float16")
+    assert torch.equal(frozen.materialize(), table.materialize())
+
+
+def test_bad_scales() -> None:
+    with pytest.raises(ConfigError, match="scales must be one of"):
+        Quantized(scales="float8")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="stores no scales until freeze"):
+        Quantized(rounding="learned", trainable=True, scales="float16")

@@ -60,7 +60,7 @@ class CodeRows:
 
 def row_shape(table: StochasticRoundingTable) -> Tensor:
     """A tensor of the shape of the table's rows, on its device, that takes no memory."""
-    return table.grid.new_empty(()).expand(table.num_rows, table.dim)
+    return table.grid.new_empty((), dtype=table.row_dtype).expand(table.num_rows, table.dim)
 
 
 def find_code_rows(model: nn.Module, kind: OptimizerKind, seed: int | None) -> list[CodeRows]:

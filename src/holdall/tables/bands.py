@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -141,8 +141,6 @@ class BandsTable(Table):
     def __init__(self, method: BandedMethod, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.bands = method.bands_of(num_rows)
-        self.row_dtype = options.dtype
-        """Type of looked-up rows, whatever the bands store."""
         self.fixed_shapes: bool | None = None
         """Whether `_rows` computes a row of every band for every id and selects one, whatever the ids are; on a GPU
         when None."""
@@ -248,11 +246,6 @@ class BandsTable(Table):
             except ConfigError as error:
                 raise ConfigError(f"{band} of a {self.method.name} table cannot be fitted: {error}") from None
         self.fit_error = relative_error(weight, self)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> BandsTable:
-        super()._apply(fn, recurse)
-        self.row_dtype = fn(torch.empty(0, dtype=self.row_dtype)).dtype
-        return self
 
 
 def coded_bands(table: Table, start: int = 0) -> Iterator[tuple[CodesTable, int]]:

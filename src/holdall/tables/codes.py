@@ -162,7 +162,6 @@ class CodesTable(Table):
     def __init__(self, method: Codes, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.method: Codes = method
-        self.row_dtype = options.dtype
         num_words = method.num_words(num_rows)
         self.codebook = Codebook(method.parts, num_words, dim, method.stored(options.dtype), options.device)
         codes = torch.empty(num_rows, method.row_width, dtype=torch.uint8, device=options.device)
@@ -197,11 +196,6 @@ class CodesTable(Table):
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"codebook.words": self.codebook.words}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> CodesTable:
-        super()._apply(fn, recurse)
-        self.row_dtype = fn(torch.empty(0, dtype=self.row_dtype)).dtype
-        return self
 
     @classmethod
     def from_dense(cls, weight: Tensor, table: Table) -> Table:

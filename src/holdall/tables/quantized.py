@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +44,9 @@ MAX_PENDING = 10_000
 class Quantized(Method):
     """`row_i = zero_i + step_i * code_i`, codes of `bits` bits, zero and step in the table's dtype (float32: 8 bytes).
 
-    A row takes `ceil(dim * bits / 8) + 8` bytes in float32. Rounding to the nearest level misses Gaussian rows by 0.4%
-    (8 bits) and 6% (4 bits) of their norm at dim 16. A table that is not trainable has no parameters: its rows are
-    fitted or loaded.
+    A row takes `ceil(dim * bits / 8) + 8` bytes in float32, and 4 less by `scales` of 16 bits. Rounding to the nearest
+    level misses Gaussian rows by 0.4% (8 bits) and 6% (4 bits) of their norm at dim 16. A table that is not trainable
+    has no parameters: its rows are fitted or loaded.
     """
 
     name: ClassVar[str] = "quantized"
@@ -57,11 +57,20 @@ class Quantized(Method):
     """Rounding of a number to a code: to the nearest, stochastically (right in the mean), or (when training) by a
     learned step. Learned rounding stores float numbers, and counts them, until `freeze()`."""
     trainable: bool = False
+    scales: Literal["float16", "bfloat16"] | None = None
+    """Type of zero and step; that of the table when None. float16 is the more precise, up to numbers of 65,504."""
 
     def __post_init__(self) -> None:
         require(self.bits in (8, 4), self.name, f"bits must be 8 or 4, not {self.bits!r}")
         known = ("nearest", "stochastic", "learned")
         require(self.rounding in known, self.name, f"rounding must be one of {known}, not {self.rounding!r}")
+        types = (None, "float16", "bfloat16")
+        require(self.scales in types, self.name, f"scales must be one of {types[1:]}, not {self.scales!r}")
+        require(
+            self.scales is None or self.rounding != "learned",
+            self.name,
+            "learned rounding stores no scales until freeze(): leave scales out",
+        )
         if self.trainable:
             require(self.bits == 8, self.name, "training needs bits=8: train so, then fit the rows with bits=4")
             require(
@@ -96,13 +105,17 @@ class Quantized(Method):
         """Bytes of a row's codes."""
         return -(-dim * self.bits // 8)
 
+    def grid_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Type of zero and step in a table of type `dtype`."""
+        return dtype if self.scales is None else getattr(torch, self.scales)
+
     def num_parameters(self, num_rows: int, dim: int) -> int:
         return num_rows * (dim + 1) if self._learned else 0
 
     def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
         if self._learned:
             return self.num_parameters(num_rows, dim) * dtype.itemsize
-        return num_rows * (self.row_width(dim) + 2 * dtype.itemsize)
+        return num_rows * (self.row_width(dim) + 2 * self.grid_dtype(dtype).itemsize)
 
     def _build(self, num_rows: int, dim: int, options: TableOptions) -> QuantizedTable | LearnedRoundingTable:
         table: QuantizedTable | LearnedRoundingTable
@@ -134,13 +147,13 @@ class QuantizedTable(Table):
         self.method: Quantized = method
         width, device = method.row_width(dim), options.device
         self.register_buffer("codes", torch.zeros(num_rows, width, dtype=torch.uint8, device=device))
-        self.register_buffer("grid", torch.zeros(num_rows, 2, dtype=options.dtype, device=device))
+        self.register_buffer("grid", torch.zeros(num_rows, 2, dtype=method.grid_dtype(options.dtype), device=device))
         self.codes: Tensor
         self.grid: Tensor
 
     def initialize(self, std: float, generator: torch.Generator | None = None) -> None:
         """Draw fresh rows, block by block: the table never exists in floating point."""
-        dtype = torch.promote_types(self.grid.dtype, torch.float32)
+        dtype = torch.promote_types(self.row_dtype, torch.float32)
         for place in block_slices(self.num_rows, self.dim):
             rows = torch.empty(place.stop - place.start, self.dim, dtype=dtype, device=self.device)
             rows.normal_(0.0, std, generator=generator)
@@ -160,11 +173,17 @@ class QuantizedTable(Table):
         codes = self.codes.index_select(0, ids)
         if self.method.bits == 4:
             codes = unpack_pairs(codes, self.dim)
-        return dequantize(codes, self.grid.index_select(0, ids))
+        grid = self.grid.index_select(0, ids)
+        return dequantize(codes, grid if self.method.scales is None else grid.to(self.row_dtype))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> QuantizedTable:
+        super()._apply(fn, recurse)
+        self.grid = self.grid.to(self.method.grid_dtype(self.grid.dtype))  # scales keep their type in casts
+        return self
 
     def freeze(self) -> QuantizedTable:
         """This table without training: the same codes, shared."""
-        frozen = _frozen_like(self, self.grid.dtype, "meta")
+        frozen = _frozen_like(self, self.grid.dtype if self.method.scales is None else self.row_dtype, "meta")
         frozen.codes, frozen.grid = self.codes, self.grid
         return frozen
 
@@ -179,7 +198,15 @@ class QuantizedTable(Table):
         assert isinstance(table, QuantizedTable)
         check_shape(weight, table)
         choose = row_grid if table.method.bits == 8 else best_row_grid
+        limit = torch.finfo(table.grid.dtype).max
         for ids, rows in row_blocks(weight, table.device):
+            beyond = rows.abs().amax(dim=1) > limit
+            if bool(beyond.any()):
+                row, name = int(ids[beyond][0]), str(table.grid.dtype).removeprefix("torch.")
+                raise ConfigError(
+                    f"quantized: row {row} has a number beyond {limit:,.0f}, the largest of its scales in {name}: use "
+                    "scales='bfloat16', or None"
+                )
             table._store(ids, rows, choose(rows, table.method.levels, table.grid.dtype))
         table.fit_error = relative_error(weight, table)
         return table
@@ -226,7 +253,9 @@ class StochasticRoundingTable(QuantizedTable):
     def pending_gradient(self) -> tuple[Tensor, Tensor]:
         """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
         if not self._pending:
-            return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(0, self.dim)
+            return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(
+                0, self.dim, dtype=self.row_dtype
+            )
         gradient = join(self._pending)
         return (gradient.ids, gradient.grad) if gradient.is_summed else sum_by_row(gradient)
 
@@ -256,7 +285,7 @@ class StochasticRoundingTable(QuantizedTable):
         self.zero_pending()
         if ids.numel() == 0:
             return
-        dtype = torch.promote_types(self.grid.dtype, torch.float32)  # bfloat16 rows would lose small changes
+        dtype = torch.promote_types(self.row_dtype, torch.float32)  # bfloat16 rows would lose small changes
         old = self.grid.index_select(0, ids).to(dtype)
         (zero, step), codes = old.split(1, dim=1), self.codes.index_select(0, ids).to(dtype)
         delta = change(ids, gradients.to(dtype))
@@ -358,4 +387,6 @@ def _frozen_like(table: QuantizedTable | LearnedRoundingTable, dtype: torch.dtyp
         dtype=dtype,
         device=device,  # type: ignore[arg-type]
     )
-    return QuantizedTable(Quantized(bits=table.method.bits), table.num_rows, table.dim, options)
+    return QuantizedTable(
+        Quantized(bits=table.method.bits, scales=table.method.scales), table.num_rows, table.dim, options
+    )

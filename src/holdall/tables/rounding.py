@@ -15,12 +15,31 @@ def grid_between(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> 
     """Grids [U, 2] in `dtype` from `low` [U] to `high` [U].
 
     Rounding to `dtype` is outwards (one unit in the last place at most), so that every value between is on the grid:
-    otherwise the ends of the row would move inwards every time it is stored.
+    otherwise the ends of the row would move inwards every time it is stored. Numbers beyond float16 are clipped to it.
     """
+    if dtype.itemsize == 2:
+        zero = _rounded_towards(low, dtype, -1)
+        step = _rounded_towards((high - zero.to(high.dtype)) / levels, dtype, 1)
+        return torch.stack((zero, step), dim=-1)
     eps = torch.finfo(dtype).eps
     zero = (low - eps * low.abs()).to(dtype)
     step = ((high - zero.to(high.dtype)) * ((1 + eps) / levels)).to(dtype)
     return torch.stack((zero, step), dim=-1)
+
+
+def _rounded_towards(x: Tensor, dtype: torch.dtype, direction: int) -> Tensor:
+    """`x` in a type of 16 bits, rounded up (direction 1) or down (-1) to the next number that it has.
+
+    The relative step of float16 grows without bound below 6e-5, where its numbers are subnormal, and steps of small
+    rows are: so the next number is found by its bits.
+    """
+    limit = torch.finfo(dtype).max
+    near = x.clamp(-limit, limit).to(dtype)
+    missed = (near.to(x.dtype) - x) * direction < 0
+    bits = near.view(torch.int16).to(torch.int32)
+    order = torch.where(bits < 0, -(1 << 15) - bits, bits) + direction * missed  # rises with the number
+    bits = torch.where(order < 0, -(1 << 15) - order, order)
+    return bits.to(torch.int16).view(dtype).clamp(-limit, limit)
 
 
 def row_grid(rows: Tensor, levels: int, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,8 @@ class Table(nn.Module):
         self.include_last_offset = options.include_last_offset
         self.sparse = options.sparse
         """Whether gradients of `row_parameters` are sparse; set it with `use_sparse_gradients`."""
+        self.row_dtype = options.dtype
+        """Type of looked-up rows, also where the numbers that they are made of are stored in others."""
         self.check_bounds = True
         """False only where a caller has checked the same ids already, as `EmbeddingBags` does."""
         self.fit_error: float | None = None
@@ -169,6 +171,11 @@ class Table(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_rows:,} rows, dim {self.dim}, {self.method}, {self.num_bytes():,} bytes"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self.row_dtype = fn(torch.empty(0, dtype=self.row_dtype)).dtype
+        return self
 
     # The seed of a hash decides which stored numbers a row has, so state dicts carry it beside them.
 
