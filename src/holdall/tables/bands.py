@@ -274,7 +274,7 @@ def fit_common_codebooks(tables: Iterable[tuple[Table, Tensor, Tensor | None]]) 
         if 1 < len(parts) == len(codebook.tied):
             sample = Sample(codebook.words.shape[1])
             for part, weight, counts in parts:
-                sample.add_table(weight, counts, part.method.parts)
+                sample.add(weight, counts, part.method.parts)
             codebook.set_words(fit_words(sample, codebook.parts, codebook.num_words))
 
 

@@ -7,16 +7,15 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from holdall.tables.fitting import block_slices
 from holdall.tables.kmeans import kmeans, nearest_centroids, spread_seeds
 
-SAMPLE_ROWS = 1 << 16
-"""Rows that a codebook is fitted to, at most: 256 for each of 256 codewords."""
+SAMPLE_ROWS = 1 << 15
+"""Rows that a codebook is fitted to, at most: 128 for each of 256 codewords."""
 
-SEED_ROWS = 1 << 14
+SEED_ROWS = 1 << 13
 """Rows of the sample that the first codewords are drawn from, at most."""
 
-FIT_ITERATIONS = 20
+FIT_ITERATIONS = 12
 """Passes of k-means over the sample for each part, at most."""
 
 
@@ -37,31 +36,23 @@ class Sample:
         self._generator = torch.Generator().manual_seed(0)
 
     def add(self, rows: Tensor, weights: Tensor | None = None, parts: int = 1) -> None:
-        """Add rows [n, dim] of weights [n] (1 when None) that will have codes in the first `parts` parts."""
+        """Add rows [n, dim] of weights [n] (1 when None) that will have codes in the first `parts` parts.
+
+        `rows` may be a whole table, over a memory map too: only those that stay are read.
+        """
         draws = 1.0 - torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
         mass = torch.ones_like(draws) if weights is None else weights.detach().to("cpu", torch.float64)
-        priorities = mass / draws
-        if len(self._rows) == self.num_rows:  # most rows of a large table end here
-            least = self._priorities.min()
-            ahead = priorities > least
-            self._dropped = max(self._dropped, float(priorities[~ahead].max()) if not bool(ahead.all()) else 0.0)
-            rows, mass, priorities = rows[ahead.to(rows.device)], mass[ahead], priorities[ahead]
-        kept = rows.detach().to("cpu", torch.float32)
-        self._rows = torch.cat((self._rows, kept))
-        self._weights = torch.cat((self._weights, mass))
-        self._priorities = torch.cat((self._priorities, priorities))
-        self._parts = torch.cat((self._parts, torch.full((len(kept),), parts)))
-        if len(self._rows) > self.num_rows:
-            priorities, order = self._priorities.topk(self.num_rows + 1)
-            self._dropped = max(self._dropped, float(priorities[-1]))
+        priorities = torch.cat((self._priorities, mass / draws))
+        chosen = torch.arange(len(priorities))
+        if len(chosen) > self.num_rows:
+            largest, order = priorities.topk(self.num_rows + 1)
+            self._dropped = max(self._dropped, float(largest[-1]))
             chosen = order[:-1].sort().values
-            self._rows, self._weights = self._rows[chosen], self._weights[chosen]
-            self._priorities, self._parts = self._priorities[chosen], self._parts[chosen]
-
-    def add_table(self, weight: Tensor, weights: Tensor | None = None, parts: int = 1) -> None:
-        """Add all rows of `weight` [num_rows, dim], a block at a time."""
-        for place in block_slices(*weight.shape):
-            self.add(weight[place], None if weights is None else weights[place], parts)
+        old, new = chosen[chosen < len(self._rows)], chosen[chosen >= len(self._rows)] - len(self._rows)
+        read = rows.detach()[new.to(rows.device)].to("cpu", torch.float32)
+        self._parts = torch.cat((self._parts[old], torch.full((len(new),), parts)))
+        self._weights = torch.cat((self._weights[old], mass[new]))
+        self._rows, self._priorities = torch.cat((self._rows[old], read)), priorities[chosen]
 
     def rows(self, part: int) -> tuple[Tensor, Tensor]:
         """Sampled rows [n, dim] that have a code in `part`, heaviest first, and how much each counts [n].

@@ -213,7 +213,7 @@ class CodesTable(Table):
         weights = check_counts(counts, self)
         if len(self.codebook.tied) == 1:
             sample = Sample(self.dim)
-            sample.add_table(weight, weights, self.method.parts)
+            sample.add(weight, weights, self.method.parts)
             self.codebook.set_words(fit_words(sample, self.codebook.parts, self.codebook.num_words))
         self.encode_rows(weight)
 

@@ -26,13 +26,13 @@ def kmeans(
 ) -> Tensor:
     """Centroids [K, dim] in float64 of the rows of `weight` [n, dim], K at most `clusters`; sets `assignment` [n].
 
-    Row i counts `weights[i]` times (once when None). `seeds` [K, dim] are the first centroids; when None the first
-    distinct rows, so that rows with no more distinct ones than clusters are fitted exactly, and K is their number.
+    Row i counts `weights[i]` times (once when None). `seeds` [K, dim] in float64 are the first centroids; when None the
+    first distinct rows, so that rows with no more distinct ones than clusters are fitted exactly; K is their number.
     Empty clusters move to the rows with the largest weighted distance. The device is that of `assignment`, an integer
     type that can number the clusters. One block of rows and one of distances are in memory beside the clusters. A pass
     costs `2 * n * K * dim` flops.
     """
-    centroids = _first_distinct_rows(weight, clusters, assignment.device) if seeds is None else seeds.double()
+    centroids = _first_distinct_rows(weight, clusters, assignment.device) if seeds is None else seeds
     for iteration in range(iterations):
         changed, sums, worst = _assign(weight, centroids, weights, assignment)
         if iteration > 0 and not changed:  # the centroids are the means of these very clusters
@@ -53,22 +53,27 @@ def nearest_centroids(rows: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread_seeds(rows: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Seeds [K, dim] that are far apart: k-means++ of Arthur and Vassilvitskii, 2007, with draws of a fixed seed.
+    """Seeds [K, dim] in float64 that are far apart: k-means++ of Arthur and Vassilvitskii, 2007; the draws are fixed.
 
     Each is a row drawn in proportion to its weight times its squared distance from the nearest seed before. There are
-    fewer than `count` only if there are fewer distinct rows. Costs `3 * n * K * dim` flops.
+    fewer than `count` only if there are fewer distinct rows. Costs `2 * n * K * dim` flops.
     """
-    generator = torch.Generator(rows.device).manual_seed(0)
-    chosen = torch.multinomial(weights, 1, generator=generator)
-    distances = (rows - rows[chosen]).square_().sum(dim=1)
-    places = [chosen]
+    rows, generator = rows.double(), torch.Generator(rows.device).manual_seed(0)
+    squares = rows.square().sum(dim=1)
+    tiny = 1e-12 * squares  # the rounding of a distance, which is computed as a difference
+
+    def distances_from(place: Tensor) -> Tensor:
+        found = torch.addmv(squares + squares[place], rows, rows[place][0], alpha=-2)
+        return torch.where(found > tiny, found, 0)
+
+    places = [torch.multinomial(weights, 1, generator=generator)]
+    distances = distances_from(places[0])
     while len(places) < count:
         costs = weights * distances
         if not bool(costs.any()):
             break
-        chosen = torch.multinomial(costs, 1, generator=generator)
-        distances = torch.minimum(distances, (rows - rows[chosen]).square_().sum(dim=1))
-        places.append(chosen)
+        places.append(torch.multinomial(costs, 1, generator=generator))
+        distances = torch.minimum(distances, distances_from(places[-1]))
     return rows[torch.cat(places)]
 
 
