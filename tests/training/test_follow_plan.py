@@ -179,3 +179,15 @@ def test_a_plan_for_several_processes(data: Path, tmp_path: Path) -> None:
     several.save(path)
     with pytest.raises(ConfigError, match="is for 4 processes"):
         train(data, tmp_path / "run", TrainConfig.of(plan=str(path)), quiet=True)
+
+
+def test_an_edited_copy_of_the_plan_is_refused(data: Path, tmp_path: Path) -> None:
+    path = made(data, tmp_path / "plan.json", {})
+    train(data, tmp_path / "run", TrainConfig.of(plan=str(path), steps=2), quiet=True)
+    copy = tmp_path / "run" / "plan.json"
+    copy.write_text(copy.read_text().replace('"strategy": "split"', '"strategy": "plain"'))
+    with pytest.raises(CheckpointError, match=r"plan\.json is not the one that the run was trained with"):
+        evaluate(tmp_path / "run")
+    copy.unlink()
+    with pytest.raises(CheckpointError, match=r"plan\.json is missing, and the run followed it"):
+        evaluate(tmp_path / "run")

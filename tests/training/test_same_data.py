@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdall.cli import main
+from holdall.commands.inspect import inspect
 from holdall.common.checked_files import FileCheck
 from holdall.common.errors import CheckpointError, DataError, IdError
 from holdall.data.dataset import DataSet
@@ -62,6 +63,11 @@ def test_a_run_stores_what_it_was_made_from(trained: Path) -> None:
     data = DataSet(trained / "data")
     assert document["data_set"] == {"fingerprint": data.fingerprint, "ids_fingerprint": data.ids_fingerprint}
     assert document["plan"] is None
+
+
+def test_inspect_shows_which_data_a_run_is_of(trained: Path) -> None:
+    data, run = inspect(trained / "data"), inspect(trained / "run")
+    assert run["data_set"] == {key: data[key] for key in ("fingerprint", "ids_fingerprint")}
 
 
 def test_other_ids_in_the_folder_of_a_run_are_refused(work: Path) -> None:

@@ -13,8 +13,10 @@ from holdall import checkpoint
 from holdall.common.console import table
 from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
+from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
+from holdall.training.same_data import DATA_SET
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
 
 
@@ -48,6 +50,8 @@ def _data(path: Path) -> dict[str, Any]:
             for f in schema.features
         ],
         "bytes": sum(file.bytes for split in schema.splits.values() for file in split.files),
+        "fingerprint": data_fingerprint(schema),
+        "ids_fingerprint": ids_fingerprint(schema),
         "source": schema.source,
     }
 
@@ -66,6 +70,7 @@ def _run(path: Path) -> dict[str, Any]:
         "versions": document["versions"],
         "hardware": document["hardware"],
         "config": document["config"],
+        "data_set": document.get(DATA_SET),
         "last": last,
         "checkpoint": saved.name if saved else None,
         "best": best.name if best else None,

@@ -76,8 +76,7 @@ def cache_folder() -> Path:
 
 def content_hash(document: dict[str, Any]) -> str:
     """SHA-256 of a JSON document: of its content, whatever its white space and the order of its keys."""
-    content = json.loads(json.dumps(document))  # keys become text, as they are in the file
-    content.pop(HASH_KEY, None)
+    content = {name: value for name, value in document.items() if name != HASH_KEY}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -91,7 +90,8 @@ def _has_own_hash(document: dict[str, Any]) -> bool:
 def write_json(path: Path, document: dict[str, Any], *, hashed: bool = False) -> None:
     """Write a JSON document atomically: temporary file, fsync, rename. `hashed` adds the hash of its content."""
     if hashed:
-        document = {**document, HASH_KEY: content_hash(document)}
+        document = json.loads(json.dumps(document))  # keys become text, as they are in the file, and are sorted as such
+        document[HASH_KEY] = content_hash(document)
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("w", encoding="utf-8") as file:

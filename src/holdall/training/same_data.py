@@ -21,12 +21,11 @@ RUN = "run"
 """Key of a checkpoint's state: the fingerprint of its run."""
 
 
-def made_from(run: Path, schema: Schema) -> dict[str, Any]:
-    """Fingerprints of the data set and the plan of a run, for its `run.json`; the plan is the one in its folder."""
-    plan = run / PLAN_FILE
+def made_from(schema: Schema, plan: Path | None) -> dict[str, Any]:
+    """Fingerprints of the data set and of the plan that a run follows, for its `run.json`."""
     return {
         DATA_SET: {"fingerprint": data_fingerprint(schema), "ids_fingerprint": ids_fingerprint(schema)},
-        PLAN: sha256(plan) if plan.exists() else None,
+        PLAN: None if plan is None else sha256(plan),
     }
 
 
@@ -107,7 +106,10 @@ def refuse_replaced_data(found: Schema, expected: Schema, folder: Path, run: Pat
 
 def refuse_other_parts(run: Path, document: Mapping[str, Any], schema: Schema) -> None:
     """Raise if the schema or the plan in a run folder is not the one that its `run.json` is about."""
-    for key, found in made_from(run, schema).items():
+    plan = run / PLAN_FILE
+    if document.get(PLAN) is not None and not plan.exists():
+        raise CheckpointError(f"{plan} is missing, and the run followed it: restore the run folder from a copy")
+    for key, found in made_from(schema, None if document.get(PLAN) is None else plan).items():
         if key in document and document[key] != found:
             file = SCHEMA_FILE if key == DATA_SET else PLAN_FILE
             raise CheckpointError(

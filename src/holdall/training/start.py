@@ -17,6 +17,7 @@ from holdall.optim.table_bytes import TableBytes
 from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
+from holdall.training.follow_plan import PLAN_FILE
 from holdall.training.same_data import made_from
 from holdall.training.tracking import RunLog
 
@@ -77,7 +78,8 @@ def open_run_log(
         out.mkdir(parents=True, exist_ok=True)
         schema.save(out)
         settings = {"data": str(data.resolve()), "train": config.to_json()}
-        opened.append(RunLog.create(out, settings, made_from=made_from(out, schema), peak_bytes=peak_bytes.to_json()))
+        plan = None if config.placement.plan is None else out / PLAN_FILE
+        opened.append(RunLog.create(out, settings, made_from=made_from(schema, plan), peak_bytes=peak_bytes.to_json()))
         clear_mark(out)  # the run has started: run.json tells what the folder is
 
     processes.on_rank_zero(open_log)
