@@ -218,13 +218,20 @@ class CodesTable(Table):
         self.encode_rows(weight)
 
     @torch.no_grad()
-    def encode_rows(self, weight: Tensor) -> None:
-        """Give every row its codes in the codebook as it is, in one pass over `weight`; sets `fit_error`."""
-        words = self.codebook.by_part()[: self.method.parts]
+    def encode_rows(self, weight: Tensor, transform: Tensor | None = None) -> None:
+        """Give every row its codes in the codebook as it is, in one pass over `weight`; sets `fit_error`.
+
+        With a `transform` [dim, dim], the nearest codewords, and the error, are those of rows and codewords times it.
+        """
         dtype = torch.promote_types(weight.dtype, torch.float32)
+        words = self.codebook.by_part()[: self.method.parts].to(dtype)
+        if transform is not None:
+            transform = transform.to(self.device, dtype)
+            words = words @ transform
         missed = total = 0.0
         for place in block_slices(self.num_rows, self.dim):
             rows = weight[place].detach().to(self.device, dtype)
+            rows = rows if transform is None else rows @ transform
             codes, squares = encode_with_error(rows, words)
             self.set_codes(place, codes)
             total += float(rows.square().sum(dtype=torch.float64))

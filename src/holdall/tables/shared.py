@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +26,24 @@ class Shared(Method):
 
     rows: int = 1
     """Rows that are stored."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of the stored rows; that of the table when None."""
 
     def __post_init__(self) -> None:
+        known = (None, "float32", "bfloat16", "float16")
+        require(self.dtype in known, self.name, f"dtype must be one of {known[1:]}, not {self.dtype!r}")
         valid = isinstance(self.rows, int) and not isinstance(self.rows, bool) and self.rows >= 1
         require(valid, self.name, f"rows must be at least 1, not {self.rows!r}")
 
     def num_parameters(self, num_rows: int, dim: int) -> int:
         return min(self.rows, num_rows) * dim
+
+    def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
+        return self.num_parameters(num_rows, dim) * self.stored(dtype).itemsize
+
+    def stored(self, dtype: torch.dtype) -> torch.dtype:
+        """Type of the rows of a table of type `dtype`."""
+        return dtype if self.dtype is None else getattr(torch, self.dtype)
 
     def _build(self, num_rows: int, dim: int, options: TableOptions) -> SharedTable:
         return SharedTable(self, num_rows, dim, options)
@@ -53,7 +64,7 @@ class SharedTable(Table):
         self.method: Shared = method
         self.num_stored = min(method.rows, num_rows)
         std = dense_std(num_rows) if options.init_std is None else options.init_std
-        stored = torch.empty(self.num_stored, dim, dtype=options.dtype, device=options.device)
+        stored = torch.empty(self.num_stored, dim, dtype=method.stored(options.dtype), device=options.device)
         self.stored = nn.Parameter(stored.normal_(0.0, std, generator=options.generator))
 
     def places(self, ids: Tensor) -> Tensor:
