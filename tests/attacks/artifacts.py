@@ -244,8 +244,11 @@ def refused(words: str, ended: Ended) -> bool:
     """Whether a command ended with exit 2 and one sentence, or is `doctor` and reports problems."""
     if words.startswith("doctor ") and ended.code == 1:
         return "Traceback" not in ended.err and bool(json.loads(ended.out)["problems"])
-    lines = [line for line in ended.err.splitlines() if not line.startswith(("holdall: warning: ", "note: "))]
-    return ended.code == 2 and len(lines) == 1 and re.match(r"holdall: \S", lines[0]) is not None
+    lines = ended.err.splitlines()
+    sentences = [line for line in lines if line.startswith("holdall: ") and not line.startswith("holdall: warning: ")]
+    if "Traceback" in ended.err or "Exception" in ended.err:
+        return False
+    return ended.code == 2 and len(sentences) == 1 and sentences[0] == lines[-1]  # progress may stand before it
 
 
 def first_difference(expected: Any, found: Any, where: str = "") -> str:
