@@ -317,6 +317,13 @@ class TestDamage:
             checkpoint.load_into(path, into)
         assert all(int(tensor.count_nonzero()) == 0 for tensor in into.values())
 
+    def test_a_checkpoint_under_the_name_of_another_step(self, tmp_path: Path):
+        path = checkpoint.save(tmp_path, 3, some_tensors(), {})
+        copied = shutil.copytree(path, tmp_path / "step-00000009")
+        with pytest.raises(CheckpointError, match=r"step-00000009 has the manifest of step 3: restore it"):
+            checkpoint.read(copied)
+        assert checkpoint.read(shutil.copytree(path, tmp_path / "kept")).step == 3
+
     def test_no_such_checkpoint(self, tmp_path: Path):
         with pytest.raises(CheckpointError, match="not a complete checkpoint"):
             checkpoint.load(tmp_path / "step-00000001")

@@ -134,6 +134,9 @@ def read_manifest(path: Path) -> Checkpoint:
     """Read and check the manifest of the checkpoint at `path`."""
     cure = restore_advice(path)
     found = read_json(path / MANIFEST, Manifest, format=FORMAT, version=VERSION, error=CheckpointError, cure=cure)
+    named = re.fullmatch(r"(?:step|hot)-(\d{8,})(?:\.replaced)?", path.name)
+    if named is not None and int(named[1]) != found.step:
+        raise CheckpointError(f"{path} has the manifest of step {found.step}: {cure}")
     shards = {shard.file: shard for shard in found.shards}
     return Checkpoint(path, found.step, found.state, shards, found.tensors, found.lazy, found.base)
 
