@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ LIMIT = 60.0
 
 MEMORY = 24 << 30
 """Most bytes of address space, so that a size out of a damaged file does not take the machine's memory."""
+
+MODULES = (
+    *("torch._dynamo", "torch.utils.tensorboard", "numpy.ctypeslib", "tyro.extras", "typeguard", "igraph", "polars"),
+    *("holdall.cli", "holdall.commands.doctor", "holdall.commands.inspect", "holdall.commands.metrics"),
+    *("holdall.commands.plan", "holdall.commands.simulate", "holdall.popularity.communities"),
+    *("holdall.popularity.render", "holdall.report.popularity", "holdall.training.trainer", "rich._emoji_codes"),
+)
+"""All that commands import, lazily too."""
 
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
@@ -187,17 +196,9 @@ def pool(workers: int) -> ProcessPoolExecutor:
 
 def _import() -> None:
     """Import all that commands import, once, so that a forked command starts at once."""
+    for name in MODULES:
+        import_module(name)
     import torch
-    import torch._dynamo
-    import torch.utils.tensorboard
-
-    import holdall.cli
-    import holdall.commands.doctor
-    import holdall.commands.inspect
-    import holdall.commands.plan
-    import holdall.commands.simulate
-    import holdall.popularity.communities
-    import holdall.training.trainer  # noqa: F401
 
     torch.set_num_threads(1)
 

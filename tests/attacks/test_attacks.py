@@ -8,10 +8,10 @@ import pytest
 
 from tests.attacks.artifacts import GOOD, Trial
 from tests.attacks.command import in_process
-from tests.attacks.trials import Attack
+from tests.attacks.trials import attacks
 from tests.attacks.workspace import build
 
-ATTACKS = tuple(Attack("kills", number) for number in (0, 2, 3, 5, 6, 8, 10, 11))
+ATTACKS = tuple(attacks(0, {"artifacts": 26, "kills": 12, "paused pairs": 6}))
 """None depends on how fast the machine is."""
 
 
