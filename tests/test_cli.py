@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,6 +236,198 @@ def test_impossible_compressions(
     # tyro reads a value that starts with a dash as a flag, so such values are joined to theirs
     words = [f"{flags[0]}={flags[1]}"] if len(flags) > 1 and flags[1].startswith("-") else flags
     assert message in fails(["train", str(data), "--out", str(tmp_path / "run"), *FAST, *words], capsys)
+
+
+# --- the operating system -------------------------------------------------------------------------------------------
+
+WRITERS = {
+    "prepare": ["prepare", "LOG", "--out", "OUT"],
+    "order": ["order", "DATA", "--out", "OUT", "--min-rows", "10"],
+    "profile": ["profile", "DATA", "--out", "OUT"],
+    "train": ["train", "DATA", "--out", "OUT", *FAST],
+    "resume": ["train", "DATA", "--out", "OUT", *FAST, "--resume"],
+    "overwrite": ["train", "DATA", "--out", "OUT", *FAST, "--overwrite"],
+    "plan": ["plan", "DATA", "--out", "OUT"],
+    "hardware": ["hardware", "--out", "OUT"],
+    "demo": ["demo", "--out", "OUT", "--rows", "100"],
+}
+READERS = {
+    "prepare": ["prepare", "IN", "--out", "out"],
+    "schema": ["prepare", "LOG", "--out", "out", "--format", "table", "--schema", "IN"],
+    "order": ["order", "IN", "--out", "out"],
+    "profile": ["profile", "IN", "--out", "out.json"],
+    "train": ["train", "IN", "--out", "out"],
+    "config": ["train", "DATA", "--out", "out", "--config", "IN"],
+    "plan of a run": ["train", "DATA", "--out", "out", "--plan", "IN"],
+    "plan": ["plan", "IN"],
+    "hardware": ["plan", "DATA", "--hardware", "IN"],
+    "simulate": ["simulate", "IN"],
+    "evaluate": ["evaluate", "IN"],
+    "inspect": ["inspect", "IN"],
+    "doctor": ["doctor", "IN"],
+}
+PLACES = {
+    "a file": "file/out",
+    "a device": "/dev/null/out",
+    "long": "x" * 256,
+    "long path": "x/" * 3000 + "out",
+    "dangling": "dangling",
+    "circle": "circle",
+    "under a circle": "circle/out",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a file, a link to nothing, and a link to itself."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / "cache"))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
+    return tmp_path
+
+
+def sentence(said: str) -> str:
+    """What a command said, which must be one line of ours."""
+    lines = said.strip().splitlines()
+    assert len(lines) == 1, said
+    assert lines[0].startswith("holdall: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("words", WRITERS.values(), ids=WRITERS)
+def test_outputs_that_cannot_be_written_end_with_a_sentence(
+    data: Path, log: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], place: str
+) -> None:
+    given = {"DATA": str(data), "LOG": str(log), "OUT": place}
+    said = sentence(fails([given.get(word, word) for word in words], capsys))
+    assert place.rsplit("/out", 1)[0][:50] in said
+    assert {path.name for path in folder.iterdir()} == {"file", "dangling", "circle"}
+    assert (folder / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("words", READERS.values(), ids=READERS)
+def test_inputs_that_cannot_be_read_end_with_a_sentence(
+    data: Path, log: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], place: str
+) -> None:
+    given = {"DATA": str(data), "LOG": str(log), "IN": place}
+    sentence(fails([given.get(word, word) for word in words], capsys))
+    assert {path.name for path in folder.iterdir()} == {"file", "dangling", "circle"}
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EACCES], ids=["read-only", "full", "permission"])
+@pytest.mark.parametrize("words", [WRITERS[name] for name in ("prepare", "order", "profile", "train", "demo")])
+def test_a_disk_that_takes_nothing_ends_with_a_sentence(
+    data: Path,
+    log: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    number: int,
+) -> None:
+    original = os.open
+
+    def refuse(path: str | Path, flags: int, *rest: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path, flags, *rest, **options)
+
+    given = {"DATA": str(data), "LOG": str(log), "OUT": "out"}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        said = sentence(fails([given.get(word, word) for word in words], capsys))
+    assert {errno.EROFS: "read-only", errno.ENOSPC: "disk is full", errno.EACCES: "no permission"}[number] in said
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_names_that_are_not_utf8_are_refused(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    said = sentence(fails([command, name, "--out", name], capsys))
+    assert "caf\\udce9 is not valid UTF-8: rename" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "DATA", "--out", "out", "--seed", "9" * 30],
+        ["train", "DATA", "--out", "out", "--batch-size", "9" * 30],
+        ["train", "DATA", "--out", "out", "--top", "8", "9" * 30],
+        ["prepare", "LOG", "--out", "out", "--seed", "9" * 30],
+        ["prepare", "LOG", "--out", "out", "--rows-per-file", "9" * 30],
+        ["order", "DATA", "--out", "out", "--seed", "9" * 30],
+        ["profile", "DATA", "--out", "out", "--windows", "9" * 30],
+        ["profile", "DATA", "--out", "out", "--dim", "9" * 30],
+        ["demo", "--out", "out", "--rows", "9" * 30],
+    ],
+)
+def test_numbers_beyond_64_bits_are_refused(
+    data: Path, log: Path, folder: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    given = {"DATA": str(data), "LOG": str(log)}
+    said = sentence(fails([given.get(word, word) for word in words], capsys))
+    option = [word for word in words if word.startswith("--")][-1].removeprefix("--")
+    assert option in said or option.replace("-", "_") in said
+    assert not (folder / "out").exists()
+
+
+def test_sizes_that_no_memory_holds_end_with_a_sentence(
+    data: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in (["--dim", "4", "--bottom", str(10**12)], ["--dim", str(10**14)]):
+        said = sentence(fails(["train", str(data), "--out", "out", *flags], capsys))
+        assert "not enough memory" in said
+        assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["[red]", "[/red]", "[bold]x[/bold]", ":smile:", "[link=x]"])
+def test_names_are_printed_as_they_are(data: Path, folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    run = name.replace("/", "")
+    main(["train", str(data), "--out", run, "--steps", "1", *FAST])
+    capsys.readouterr()
+    for words in (["inspect", run], ["evaluate", run]):
+        main(words)
+        assert run in capsys.readouterr().out
+    rows = folder / "rows.csv"
+    rows.write_text(f"label,{name}\n" + "".join(f"{i % 2},{i % 3}\n" for i in range(50)))
+    schema = folder / "schema.toml"
+    schema.write_text(f'label = "label"\ncategorical = ["{name}"]\n')
+    main(["prepare", str(rows), "--out", "data", "--format", "table", "--schema", str(schema)])
+    assert name in capsys.readouterr().out
+    main(["profile", "data", "--out", "popularity.json"])
+    assert name in capsys.readouterr().out
+
+
+INTERRUPTED = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_importing_exits_130(tmp_path: Path) -> None:
+    (tmp_path / "tyro.py").write_text(INTERRUPTED)  # the last package that is imported
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-m", "holdall", "inspect", "x"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "holdall: interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_output_to_a_full_disk_ends_with_a_sentence(data: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "holdall", "inspect", str(data), "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, sentence(done.stderr)) == (
+        2,
+        "holdall: holdall inspect: the disk is full; free some space or choose another place, and run it again",
+    )
 
 
 def test_our_warnings_are_sentences_without_code() -> None:

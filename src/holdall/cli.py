@@ -8,13 +8,16 @@ import io
 import json
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from holdall.common.errors import ConfigError, HoldallError, MissingDependencyError, did_you_mean
-from holdall.common.settings import overlay, read_toml
+from holdall.common.settings import flag, overlay, read_toml
+from holdall.common.system_errors import explained
 from holdall.data.prepare import PrepareConfig
 from holdall.planning.config import PlanConfig
 from holdall.popularity.order import OrderConfig
@@ -28,6 +31,9 @@ except ImportError:
 
 FLAT = (tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=""))
 """Annotation of settings: flags have the names of settings, without their parts; each part is a panel of `--help`."""
+
+
+MAX_NUMBER = 2**63 - 1
 
 
 def prepare(
@@ -115,11 +121,13 @@ def hardware(
         disk: Folder on the disk to measure; a file is written there and removed.
         json: Print the rates as JSON on stdout.
     """
-    from holdall.planning.machine.hardware import default_path
+    from holdall.common.output_folder import refuse_other_file
+    from holdall.planning.machine.hardware import FORMAT, default_path
     from holdall.planning.machine.measure import hardware as measure_hardware
     from holdall.planning.render import show_hardware
 
     out = default_path() if out is None else out
+    refuse_other_file(out, FORMAT)
     measured = measure_hardware(device, folder=disk, note=lambda stage: print(f"measuring {stage}", file=sys.stderr))
     if int(os.environ.get("RANK", "0")) == 0:  # under torchrun all ranks measure, rank 0 writes
         measured.save(out)
@@ -152,9 +160,13 @@ def plan(
         json: Print the plan as JSON on stdout.
     """
     from holdall.commands.plan import make_plan, save_plan
+    from holdall.common.output_folder import refuse_other_file
     from holdall.planning.explain import show_explanation
+    from holdall.planning.plan import FORMAT
     from holdall.planning.render import show
 
+    if out is not None:
+        refuse_other_file(out, FORMAT)
     made, explanation = make_plan(data, settings, hardware=hardware, profile=profile, edited=edited, explain=explain)
     if json:
         _print_json(made.to_json())
@@ -317,12 +329,11 @@ def demo(out: Path = Path("demo-run"), rows: int = 400_000, overwrite: bool = Fa
         rows: Clicks to generate.
         overwrite: Replace the folder of an earlier demo.
     """
-    from rich.console import Console
-
     from holdall.commands.demo import demo as run
     from holdall.commands.demo import show
+    from holdall.common.console import make_console
 
-    console = Console(soft_wrap=True)
+    console = make_console(soft_wrap=True)
     show(run(out, rows=rows, overwrite=overwrite, note=console.print), console)
 
 
@@ -348,23 +359,66 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if debug:
         given.remove("--debug")
     plain_format, warnings.formatwarning = warnings.formatwarning, _format_warning
+    plain_hook, threading.excepthook = threading.excepthook, threading.excepthook if debug else _report_of_thread
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of any bytes can be printed
     try:
+        _refuse_other_encodings(given)
         _parse(given)()
-    except HoldallError as error:
-        if debug:
-            raise
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _fail_as_rank(error)
-        _fail(str(error), 2)
+        sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise SystemExit(1) from None
     except KeyboardInterrupt as error:
         if debug:
             raise
         _fail(str(error) or "interrupted", 130)
+    except Exception as error:
+        if debug:
+            raise
+        _report(error, given)
     finally:
-        warnings.formatwarning = plain_format
+        warnings.formatwarning, threading.excepthook = plain_format, plain_hook
+
+
+def _report(error: Exception, given: Sequence[str]) -> None:
+    """End with the sentence of an error that a user can mend; raise any other."""
+    if not isinstance(error, HoldallError):
+        out = _option(given, "--out")
+        sentence = explained(error, f"holdall {given[0]}" if out is None else out)
+        if sentence is None:
+            raise error
+        error = HoldallError(sentence)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _fail_as_rank(error)
+    _fail(str(error), 2)
+
+
+def _report_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """Leave errors of the system to the thread that waits for the result: it ends with their sentence."""
+    if failed.exc_value is None or explained(failed.exc_value, "") is None:
+        threading.__excepthook__(failed)
+
+
+def _drop_output() -> None:
+    """Point stdout to nowhere, so that Python does not fail to write what is left of it when it ends."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refuse_other_encodings(given: Sequence[str]) -> None:
+    for word in given:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError(
+                f"the argument {word.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8: rename the file "
+                f"or folder"
+            ) from None
 
 
 def _parse(given: Sequence[str]) -> Callable[[], None]:
@@ -377,7 +431,7 @@ def _parse(given: Sequence[str]) -> Callable[[], None]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.extras.subcommand_cli_from_dict(
+            call: functools.partial[None] = tyro.extras.subcommand_cli_from_dict(
                 commands,
                 prog="holdall",
                 description="Train recommendation models whose embedding tables do not fit the hardware.",
@@ -392,6 +446,18 @@ def _parse(given: Sequence[str]) -> Callable[[], None]:
             raise cause from None
         print(said.getvalue(), end="", file=sys.stderr)
         raise
+    _refuse_huge(call.keywords)
+    return call
+
+
+def _refuse_huge(options: Mapping[str, Any]) -> None:
+    """Refuse whole numbers that 64 bits do not hold, naming the option."""
+    for name, value in options.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            _refuse_huge({entry.name: getattr(value, entry.name) for entry in fields(value)})
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int) and abs(number) > MAX_NUMBER:
+                raise ConfigError(f"{flag(name)} has a number of {len(str(abs(number)))} digits: at most {MAX_NUMBER}")
 
 
 def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:

@@ -134,3 +134,11 @@ def test_no_pairs_give_no_communities() -> None:
     found = find_communities(Edges(none, none, none))
     assert found.levels == ()
     assert found.num_groups == 0
+
+
+def test_more_partners_than_there_are_give_every_pair() -> None:
+    last = np.array([4, 4, 4, 4, 5])
+    for partners in (3, 2**63 - 1):
+        drawn = draw_partners(last, partners, np.random.default_rng(0))
+        pairs = {(int(a), int(b)) for j, other in drawn for a, b in zip(j, other, strict=True)}
+        assert pairs == {(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)}

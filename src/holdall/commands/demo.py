@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from holdall.common.console import table
+from holdall.common.console import make_console, table
 from holdall.common.files import write_json
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import FolderKind, Output, refuse_place
@@ -79,9 +79,9 @@ def demo(
 def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> DemoResult:
     started = time.perf_counter()
     log, data = out / "clicks.tsv.gz", out / "data"
-    note(f"[bold]1. generate[/bold] a click log of {rows:,} rows in Criteo's layout: {log}")
+    note(f"1. generate a click log of {rows:,} rows in Criteo's layout: {log}")
     write_tsv(preset("criteo-kaggle", scale=SCALE, rows=rows), log)
-    note(f"[bold]2. prepare[/bold]  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
+    note(f"2. prepare  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
     options = PrepareConfig(valid=0.1, test=0.1)
     schema = prepare([log], data, options)
     runs = []
@@ -89,12 +89,12 @@ def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> Demo
     for name, config in {"dense": dense, "compressed": dense.replace(budget=budget)}.items():
         rates = f"--lr {config.optimizer.lr} --table-lr {config.optimizer.table_lr}"
         flags = rates + (f" --budget {budget}" if config.tables.budget else "")
-        note(f"[bold]3. train[/bold]    holdall train {data} {flags} --out {out / name}")
+        note(f"3. train    holdall train {data} {flags} --out {out / name}")
         trained = train(data, out / name, config)
         metrics = evaluate(out / name, "test")
         rate = trained["samples_per_second"]
         runs.append(DemoRun(name, trained["table_bytes"], metrics["auc"], metrics["logloss"], rate))
-    note(f"[bold]4. evaluate[/bold] holdall evaluate {out / 'dense'}\n")
+    note(f"4. evaluate holdall evaluate {out / 'dense'}\n")
     return DemoResult(
         out=out,
         runs=tuple(runs),
@@ -114,7 +114,7 @@ def _best_possible(log: Path, data: Path, rows: int, options: PrepareConfig) -> 
 
 def show(result: DemoResult, console: Console | None = None) -> None:
     """Print a table of the models, and what to run next."""
-    console = console or Console(soft_wrap=True)
+    console = console or make_console(soft_wrap=True)
     shown = table("model", "table bytes", "AUC", "logloss", "samples/s")
     for run in result.runs:
         size, rate = readable_bytes(run.table_bytes), f"{run.samples_per_second:,.0f}"

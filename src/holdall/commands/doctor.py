@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from holdall.common.console import table
+from holdall.common.console import make_console, styled, table
 from holdall.common.errors import HoldallError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
@@ -241,14 +241,13 @@ def _readable_time(seconds: float) -> str:
 
 def show(found: Examination, console: Console | None = None) -> None:
     """Print the findings, problems first."""
-    console = console or Console()
+    console = console or make_console()
     shown = table("", "found", "what to do")
     for column in shown.columns[1:]:
         column.justify = "left"
         column.overflow = "fold"
-    marks = {"problem": "[red]problem[/red]", "note": "[yellow]note[/yellow]", "fine": "[green]fine[/green]"}
-    for level in ("problem", "note", "fine"):
+    for level, color in {"problem": "red", "note": "yellow", "fine": "green"}.items():
         for finding in found.findings:
             if finding.level == level:
-                shown.add_row(marks[level], finding.what, finding.cure)
+                shown.add_row(styled(level, color), finding.what, finding.cure)
     console.print(shown)

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from holdall import checkpoint
-from holdall.common.console import table
+from holdall.common.console import make_console, styled, table
 from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
 from holdall.data.identity import data_fingerprint, ids_fingerprint
@@ -95,8 +94,8 @@ def _checkpoint(path: Path) -> dict[str, Any]:
 
 def show(description: dict[str, Any], console: Console | None = None) -> None:
     """Print a description that `inspect` returned."""
-    console = console or Console()
-    console.print(f"[bold]{description['kind']}[/bold] {escape(description['path'])}")
+    console = console or make_console()
+    console.print(styled(description["kind"], "bold"), description["path"])
     {"data": _show_data, "run": _show_run, "checkpoint": _show_checkpoint}[description["kind"]](description, console)
 
 
@@ -104,30 +103,28 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
     splits = table("split", "rows", "label rate", "files")
     for name, split in found["splits"].items():
         rate = f"{split['positives'] / split['rows']:.4f}" if split["rows"] else "-"
-        splits.add_row(escape(name), f"{split['rows']:,}", rate, str(split["files"]))
+        splits.add_row(name, f"{split['rows']:,}", rate, str(split["files"]))
     console.print(splits)
     ordered = any(feature["ordered_from"] is not None for feature in found["features"])
     features = table("feature", "kind", "rows", "unseen", *(["ordered from"] if ordered else []))
     for feature in found["features"]:
         numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
-        features.add_row(escape(feature["name"]), feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
+        features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
     console.print(features)
-    console.print(
-        f"{len(found['dense'])} dense columns, label '{escape(found['label'])}', {readable_bytes(found['bytes'])}"
-    )
+    console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
     counts = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
     text = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number)
     if text:
-        console.print(f"counted while preparing: {escape(text)}")
+        console.print(f"counted while preparing: {text}")
 
 
 def _show_run(found: dict[str, Any], console: Console) -> None:
     settings = {name: value for name, value in found["config"]["train"].items() if value is not None}
-    console.print(escape(", ".join(f"{name}={value}" for name, value in settings.items())), style="dim")
+    console.print(", ".join(f"{name}={value}" for name, value in settings.items()), style="dim")
     metrics = table("split", "step", "metrics")
     for split, row in found["last"].items():
         values = [f"{k} {v:.5g}" for k, v in row.items() if isinstance(v, float)]
-        metrics.add_row(escape(split), f"{row['step']:,}", escape("  ".join(values)))
+        metrics.add_row(split, f"{row['step']:,}", "  ".join(values))
     console.print(metrics)
     console.print(f"checkpoint: {found['checkpoint'] or 'none yet'}; best: {found['best'] or 'not kept'}")
 
@@ -137,7 +134,7 @@ def _show_checkpoint(found: dict[str, Any], console: Console) -> None:
     largest = sorted(found["tensors"].items(), key=lambda item: -item[1]["bytes"])
     for name, tensor in largest[:20]:
         shape = " x ".join(f"{size:,}" for size in tensor["shape"])
-        tensors.add_row(escape(name), tensor["dtype"], shape, readable_bytes(tensor["bytes"]))
+        tensors.add_row(name, tensor["dtype"], shape, readable_bytes(tensor["bytes"]))
     console.print(tensors)
     more = f" (the 20 largest of {len(largest)} tensors shown)" if len(largest) > 20 else ""
     console.print(f"step {found['step']:,}, {readable_bytes(found['bytes'])} in {found['shards']} shards{more}")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
-
-from holdall.common.console import table
+from holdall.common.console import make_console, table
 
 
 def show_metrics(title: str, metrics: dict[str, Any] | None) -> None:
     """Print a title and the numbers among `metrics`."""
-    console = Console()
-    console.print(f"[bold]{title}[/bold]")
+    console = make_console()
+    console.print(title, style="bold")
     if metrics:
         shown = table("metric", "value")
         for name, value in metrics.items():
@@ -27,4 +25,4 @@ def show_stages(stages: list[dict[str, Any]]) -> None:
     for row in stages:
         values = ["" if row[name] is None else f"{row[name] * 1e3:.3f}" for name in ("predicted", "measured")]
         shown.add_row(row["stage"], *values)
-    Console().print(shown)
+    make_console().print(shown)

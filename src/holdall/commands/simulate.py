@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from holdall.common.console import table
+from holdall.common.console import make_console, styled, table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
 from holdall.data.schema import SCHEMA_FILE, Schema
@@ -135,9 +135,11 @@ def _notes(
 
 def show(simulation: Simulation, console: Console | None = None) -> None:
     """Print a line for each number of processes, then its stages, and the parts of its exchange."""
-    console = console or Console()
+    console = console or make_console()
     plan, rows = simulation.plan, simulation.rows
-    console.print(f"[bold]{simulation.strategy}[/bold], simulated: {plan.data}, dim {plan.dim}, {plan.optimizer}")
+    console.print(
+        styled(f"{simulation.strategy},", "bold"), f"simulated: {plan.data}, dim {plan.dim}, {plan.optimizer}"
+    )
     tiers = [tier for tier in TIERS if any(row.total_bytes(tier) for row in rows)]
     lines = table("processes", "samples each", "step ms", "samples/s", "sent", *tiers)
     for row in rows:
@@ -146,7 +148,7 @@ def show(simulation: Simulation, console: Console | None = None) -> None:
         rate = f"{row.samples_per_second:,.0f}"
         lines.add_row(f"{row.world_size:,}", f"{row.batch_size:,}", _ms(row.step_seconds), rate, sent, *sizes)
     console.print(lines)
-    console.print("[dim]bytes sent in a step and bytes used of each tier: of one process[/dim]")
+    console.print("bytes sent in a step and bytes used of each tier: of one process", style="dim")
     stages = [stage for stage in STAGES if any(row.seconds[stage] > 0 for row in rows)]
     kinds = list(dict.fromkeys(message.kind for row in rows for message in row.messages))
     by_stage = table("step, ms", *(STAGE_TITLES.get(stage, stage.replace("_", " ")) for stage in stages))
@@ -160,7 +162,7 @@ def show(simulation: Simulation, console: Console | None = None) -> None:
     for part in (by_stage, by_kind, sent_by_kind):
         console.print(part)
     for note in simulation.notes:
-        console.print(f"[yellow]note:[/yellow] {note}")
+        console.print(styled("note:", "yellow"), note)
 
 
 def _ms(seconds: float) -> str:

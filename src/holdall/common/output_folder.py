@@ -280,9 +280,14 @@ def clear_mark(folder: Path) -> None:
 
 
 def refuse_other_file(path: Path, format: str) -> None:
-    """Raise if a file that is about to be written exists and is not a JSON document of this format."""
+    """Raise if a file cannot be made, or exists and is not a JSON document of this format; before the work for it."""
+    refuse_broken_link(path)
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: name the file to write")
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        number = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise OSError(number, os.strerror(number), str(path))
     if path.exists() and _format(path) != format:
         raise ConfigError(f"{path} exists and is not a {format} document, so it is kept as it is: name another file")
 

@@ -34,7 +34,7 @@ def find_sources(sources: Sequence[str | Path], out: Path) -> list[Path]:
             raise DataError(f"{file} cannot be read: check its permissions")
         if files.count(file) > 1:
             raise ConfigError(f"{file} is named more than once among the sources: name it once")
-        if out.resolve() in file.resolve().parents:
+        if Path(os.path.realpath(out)) in Path(os.path.realpath(file)).parents:
             raise ConfigError(f"the source {file} is in the output folder {out}: write to another folder")
     return files
 

@@ -116,7 +116,7 @@ def _brief(method: Method) -> str:
 
 
 def _printed(shown: RichTable) -> str:
-    console = Console(width=140, highlight=False, markup=False)
+    console = Console(width=140, highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         console.print(shown)
     return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")) + "\n"

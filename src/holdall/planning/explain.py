@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from holdall.common.console import make_console, styled
 from holdall.common.console import table as new_table
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import readable_bytes
@@ -154,7 +155,7 @@ def _alternative(plan: Plan, what: str, changed: TablePlan, problem: Problem, li
 
 def show_explanation(found: Explanation, plan: Plan, console: Console | None = None) -> None:
     """Print an explanation."""
-    console = console or Console()
+    console = console or make_console()
     entry = found.table
     if plan.forecast is None:
         raise ConfigError("the plan has no forecast to explain: make it with `holdall plan DIR --edited FILE`")
@@ -162,7 +163,7 @@ def show_explanation(found: Explanation, plan: Plan, console: Console | None = N
     kind = "hot" if entry.tiered else "exact"
     partly = entry.tiered or 0 < entry.hot_rows < entry.num_rows
     hot = f"{entry.hot_rows:,} of {entry.num_rows:,} rows {kind}, the rest {place}" if partly else place
-    console.print(f"[bold]{entry.name}[/bold]: {hot}")
+    console.print(styled(f"{entry.name}:", "bold"), hot)
     if entry.tiered:
         console.print(f"its next hot row would save {found.next_row * 1e9:.3g} ns a step")
         if found.best_next is not None and found.best_next[0] != entry.name:

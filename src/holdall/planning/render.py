@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from holdall.common.console import table
+from holdall.common.console import make_console, styled, table
 from holdall.common.sizes import readable_bytes
 from holdall.planning.machine.hardware import Hardware, Layer
 from holdall.planning.plan import STAGES, TIERS, Plan, TablePlan
@@ -16,12 +16,13 @@ MOST_LINES = 40
 
 def show(plan: Plan, console: Console | None = None) -> None:
     """Print a plan: its tables, bytes and lookups by tier, seconds by stage, and what limits the step."""
-    console = console or Console()
+    console = console or make_console()
     console.print(
-        f"[bold]plan[/bold] '{plan.preset}' for {plan.data}: {plan.model.get('model')}, batch {plan.batch_size:,}, "
+        styled("plan", "bold"),
+        f"'{plan.preset}' for {plan.data}: {plan.model.get('model')}, batch {plan.batch_size:,}, "
         f"{plan.optimizer}, strategy {plan.strategy} on {plan.device}"
         + (f", {plan.world_size} processes" if plan.world_size > 1 else "")
-        + (f", {plan.prefetch} steps ahead" if plan.prefetch else "")
+        + (f", {plan.prefetch} steps ahead" if plan.prefetch else ""),
     )
     lines = table("table", "rows", "stored as", "hot rows", "rest", "dense", *_used(plan), "on device", "fetched rows")
     ordered = sorted(plan.tables, key=lambda t: -t.num_rows)
@@ -29,14 +30,15 @@ def show(plan: Plan, console: Console | None = None) -> None:
         lines.add_row(*_line(plan, entry))
     console.print(lines)
     console.print(
-        "[dim]on device: share of the lookups that device rows serve; fetched rows: distinct rows fetched a step[/dim]"
+        "on device: share of the lookups that device rows serve; fetched rows: distinct rows fetched a step",
+        style="dim",
     )
     if len(ordered) > MOST_LINES:
         rest = ordered[MOST_LINES:]
         console.print(f"and {len(rest)} smaller tables with {sum(t.num_rows for t in rest):,} rows")
     _show_forecast(plan, console)
     for note in plan.notes:
-        console.print(f"[yellow]note:[/yellow] {note}")
+        console.print(styled("note:", "yellow"), note)
 
 
 def _line(plan: Plan, entry: TablePlan) -> list[str]:
@@ -115,11 +117,12 @@ def lookups_by_tier(plan: Plan) -> dict[str, float]:
 
 def show_hardware(hardware: Hardware, console: Console | None = None) -> None:
     """Print the rates of a machine."""
-    console = console or Console()
+    console = console or make_console()
     machine = hardware.machine
     console.print(
-        f"[bold]hardware[/bold] {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['gpu'] or 'no GPU'}: measured on {hardware.device} in {hardware.took_seconds:.0f} s"
+        styled("hardware", "bold"),
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"{machine['gpu'] or 'no GPU'}: measured on {hardware.device} in {hardware.took_seconds:.0f} s",
     )
     rows = table("random rows a second", *(f"{size} B" for size in hardware.gather["host"]))
     for name, by_tier in (("read", hardware.gather), ("write", hardware.scatter)):
@@ -133,7 +136,7 @@ def show_hardware(hardware: Hardware, console: Console | None = None) -> None:
         parts = (cost.lookup.per_lookup, cost.lookup.per_row, cost.update.per_lookup, cost.update.per_row)
         steps.add_row(name, str(cost.dim), *(f"{part * 1e9:.3g} ns" for part in parts))
     console.print(steps)
-    console.print("[dim]for tensor trains, a row is one product of the chain[/dim]")
+    console.print("for tensor trains, a row is one product of the chain", style="dim")
     fastest = max(hardware.layers, key=lambda layer: _flops(layer))
     facts = [f"layers up to {_flops(fastest) / 1e9:.0f} GFLOP/s", f"overlap {hardware.overlap:.0%}"]
     for name, line in hardware.copy.items():
@@ -142,7 +145,7 @@ def show_hardware(hardware: Hardware, console: Console | None = None) -> None:
         facts.append(f"{hardware.collectives.world_size} processes over {hardware.collectives.backend}")
     console.print("; ".join(facts))
     for note in hardware.notes:
-        console.print(f"[yellow]note:[/yellow] {note}")
+        console.print(styled("note:", "yellow"), note)
 
 
 def _rate(seconds: float) -> str:

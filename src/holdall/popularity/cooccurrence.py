@@ -152,6 +152,7 @@ def tail_lookups(data: DataSet, feature: Feature, first: int, window: int) -> It
     the end of a block, its lookups come again with the next one; then `last` is 0 for pairs that were given before.
     """
     place = [f.name for f in data.schema.features if f.one_hot == feature.one_hot].index(feature.name)
+    window = min(window, len(data))  # so that rows + window fits 64 bits
     carried_ids, carried_rows = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for start in range(0, len(data), BLOCK_ROWS):
         stop = min(start + BLOCK_ROWS, len(data))
@@ -202,7 +203,7 @@ def draw_partners(last: Array, partners: int, rng: np.random.Generator) -> Itera
     reach = reach[j]
     few = reach <= partners
     wide = np.log(reach[~few] + 1.0)
-    for turn in range(partners):
+    for turn in range(min(partners, int(reach.max(initial=0)))):  # none has more
         distance = np.full(len(j), turn + 1)
         distance[~few] = np.exp(wide * ((turn + rng.random(len(wide))) / partners)).astype(np.int64)
         np.minimum(distance, reach, out=distance, where=~few)  # exp(log(x)) may round up to x

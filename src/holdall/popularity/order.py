@@ -223,8 +223,7 @@ def by_lookups(group: Array, ids: Array, counts: Array) -> Array:
 
 def show(schema: Schema) -> None:
     """Print a table of what `order` did."""
-    from rich.console import Console
-
+    from holdall.common.console import make_console
     from holdall.common.console import table as plain_table
 
     record = schema.order or {}
@@ -237,4 +236,4 @@ def show(schema: Schema) -> None:
         else:
             numbers = (facts["rows"], facts["ordered_from"], facts["communities"])
             shown.add_row(table, *(f"{number:,}" for number in numbers), f"{facts['grouped_lookups']:.1%}")
-    Console().print(shown)
+    make_console().print(shown)

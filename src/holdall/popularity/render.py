@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from rich.console import Console
 
-from holdall.common.console import table
+from holdall.common.console import make_console, styled, table
 from holdall.common.sizes import readable_bytes
 from holdall.popularity.profile import FeatureProfile, Profile
 from holdall.popularity.thresholds import hot_bytes
@@ -15,9 +15,9 @@ SHARES = (0.5, 0.9, 0.99)
 
 def show(profile: Profile, dim: int = 16, console: Console | None = None) -> None:
     """Print a profile; `dim` is the width of a float32 row, for the bytes of hot rows."""
-    console = console or Console()
+    console = console or make_console()
     source = profile.source
-    console.print(f"[bold]popularity[/bold] of {source.name}, split {source.split}: {how_counted(profile)}")
+    console.print(styled("popularity", "bold"), f"of {source.name}, split {source.split}: {how_counted(profile)}")
     prepared = source.kind == "prepared"
     heads = ["distinct", "once", *(f"for {share:.0%}" for share in SHARES), "moved", "LRU 1%"]
     shown = table("feature", *(["rows"] if prepared else []), *heads)
@@ -33,7 +33,7 @@ def show(profile: Profile, dim: int = 16, console: Console | None = None) -> Non
             "-" if feature.lru is None else f"{profile.miss_ratio(feature.name, max(1, feature.distinct / 100)):.1%}",
         )
     console.print(shown)
-    console.print(f"[dim]{_legend(profile)}[/dim]")
+    console.print(_legend(profile), style="dim")
     sizes = hot_bytes({name: np.array(rows) for name, rows in profile.hot.rows.items()}, dim * 4)
     inputs = table("hot from, lookups an input", "hot rows", f"bytes at dim {dim}", "fully hot inputs")
     for place in _decades(profile):
