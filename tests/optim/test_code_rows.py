@@ -18,22 +18,24 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.kernels.stochastic import keys, uniform_noise
 from holdall.models import DLRM, DLRMConfig
+from holdall.optim.code_rows import find_code_rows
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
-from holdall.tables import Dense, HotCold, Method, Quantized
+from holdall.tables import Bands, Dense, HotCold, Method, Quantized
 from holdall.tables.quantized import StochasticRoundingTable
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.trainer import train
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)
+HALF_SCALES = Quantized(rounding="stochastic", trainable=True, scales="float16")
 ROWS, DIM = 40, 6
 
 
-def coded(seed: int = 0) -> StochasticRoundingTable:
+def coded(seed: int = 0, method: Quantized = STOCHASTIC) -> StochasticRoundingTable:
     torch.manual_seed(seed)
-    table = STOCHASTIC.fit(torch.randn(ROWS, DIM, dtype=torch.float64))
+    table = method.fit(torch.randn(ROWS, DIM, dtype=torch.float64))
     assert isinstance(table, StochasticRoundingTable)
     return table
 
@@ -43,13 +45,14 @@ def push(table: nn.Module, ids: Tensor, gradients: Tensor) -> None:
     (table(ids[:, None]) * gradients).sum().backward()
 
 
+@pytest.mark.parametrize("method", [STOCHASTIC, HALF_SCALES], ids=["float64 scales", "float16 scales"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZER_KINDS)
-def test_codes_move_as_dense_rows_do(name: str, decay: float) -> None:
+def test_codes_move_as_dense_rows_do(name: str, decay: float, method: Quantized) -> None:
     """From the same rows a step ends within one level of the dense step, with the same state, and moves no others."""
     config = OptimizerConfig.of_record(name)
     config = OptimizerConfig(name=config.name, momentum=config.momentum, lr=0.05, weight_decay=decay)
-    codes, dense = coded(), Dense().build(ROWS, DIM, dtype=torch.float64)
+    codes, dense = coded(method=method), Dense().build(ROWS, DIM, dtype=torch.float64)
     of_codes, of_dense = Optimizers(codes, config), Optimizers(dense, config)
     for step in range(6):
         before = codes.materialize()
@@ -61,7 +64,7 @@ def test_codes_move_as_dense_rows_do(name: str, decay: float) -> None:
         push(dense, ids, gradients)
         of_codes.step()
         of_dense.step()
-        level = codes.grid[:, 1:]
+        level = codes.grid[:, 1:].double()
         assert bool(((codes.materialize() - dense.weight).abs() <= level * (1 + 1e-6)).all())
         untouched = torch.ones(ROWS, dtype=torch.bool).index_fill(0, ids, False)
         assert torch.equal(codes.materialize()[untouched], before[untouched])
@@ -155,6 +158,24 @@ def test_tables_inside_tables_have_state_of_their_own() -> None:
     touched = {name: int((state > 0).sum()) for name, state in optimizers.tensors().items()}
     assert set(touched.values()) == {1, 2}
     assert not torch.equal(bags.table("b").materialize()[:2], before[:2])
+
+
+def test_bands_have_state_of_their_own() -> None:
+    """Two bands of codes, whose rows round by different noise and are updated apart."""
+    torch.manual_seed(0)
+    table = Bands(((10, STOCHASTIC), (30, HALF_SCALES), (None, Dense()))).build(40, DIM)
+    optimizers = Optimizers(table, OptimizerConfig(lr=0.1))
+    shapes = sorted(tuple(state.shape) for state in optimizers.tensors().values())
+    assert shapes == [(10,), (10,), (20,)]
+    ids = torch.tensor([[0], [9], [10], [29], [30]])
+    before = table.materialize()
+    table(ids).sum().backward()
+    optimizers.clip(1e9)
+    optimizers.step()
+    moved = (table.materialize() != before).any(1)
+    assert moved.nonzero()[:, 0].tolist() == ids[:, 0].tolist()
+    assert sum(int((state > 0).sum()) for state in optimizers.tensors().values()) == 5
+    assert len({codes.seed for codes in find_code_rows(table, optimizers.config.kind, 3)}) == 2
 
 
 def test_state_can_be_loaded_and_copied() -> None:
