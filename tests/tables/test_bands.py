@@ -8,7 +8,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from holdall.common.errors import ConfigError
-from holdall.tables import Bands, Codes, Dense, Hashed, HotCold, Quantized, Shared, method_from_json
+from holdall.data.batch import Ids
+from holdall.embedding.bags import EmbeddingBags
+from holdall.tables import (
+    Bands,
+    Codes,
+    Dense,
+    Hashed,
+    HotCold,
+    Method,
+    MixedDimension,
+    Quantized,
+    Shared,
+    method_from_json,
+)
 from holdall.tables.bands import BandsTable
 
 ALL_DENSE = Bands(((2, Dense()), (5, Dense()), (6, Dense()), (None, Dense())))
@@ -187,3 +200,49 @@ def test_json_of_bad_bands(bands: object, message: str) -> None:
 def test_a_budget_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="choose them from counts"):
         Bands.for_bytes(1000, 16, 10_000)
+
+
+GROUPED: dict[str, Method] = {
+    "a": Bands(((3, Quantized()), (9, Quantized(4)), (30, Codes(2, 4, "all")), (None, Shared(2)))),
+    "b": Bands(((5, Quantized(4, scales="float16")), (20, Codes(2, 4, "all")), (None, Codes(1, 4, "all")))),
+    "c": Bands(((7, Dense()), (None, Hashed(buckets=5)))),
+    "d": HotCold(hot_rows=4, cold=Codes(1, 4, "other")),
+    "e": Bands(((2, Dense()), (None, MixedDimension(dim=2)))),
+    "f": Bands(((None, Quantized()),)),
+    "g": Quantized(),
+}
+
+
+@pytest.mark.parametrize("batch", [0, 1, 50])
+def test_tables_of_bands_are_looked_up_together(batch: int) -> None:
+    """The rows and gradients of one call over all tables are those of each table on its own."""
+    rows = {name: 33 + place for place, name in enumerate(GROUPED)}
+    generator = torch.Generator().manual_seed(0)
+    values = torch.stack([torch.randint(n, (batch,), generator=generator) for n in rows.values()])
+    ids = Ids(values, None, num_features=len(rows))
+    direction = torch.randn(batch, len(rows), 6, generator=generator)
+    results = []
+    for fused in (True, False):
+        bags = EmbeddingBags.build(rows, 6, GROUPED, fused=fused, generator=torch.Generator().manual_seed(1))
+        found = bags(ids)
+        with torch.no_grad():
+            assert torch.equal(bags(ids), found)
+        (found * direction).sum().backward()
+        gradients = {name: parameter.grad for name, parameter in bags.named_parameters()}
+        results.append((found, {name: None if grad is None else grad.to_dense() for name, grad in gradients.items()}))
+    (found, gradients), (expected, wanted) = results
+    assert torch.equal(found, expected)
+    for name, gradient in wanted.items():
+        zeros = torch.zeros(())
+        given = (zeros if one is None else one for one in (gradients[name], gradient))
+        torch.testing.assert_close(*torch.broadcast_tensors(*given))
+
+
+def test_bands_that_share_a_call() -> None:
+    groups = {name: method.build(40, 6).kernel_group() for name, method in GROUPED.items() if name != "g"}
+    assert [name for name, group in groups.items() if group is None] == ["e"]  # its rows cost more than copies
+    table = GROUPED["a"].build(40, 6, padding_idx=3)
+    assert table.kernel_group() is None
+    table = GROUPED["a"].build(40, 6)
+    ids = torch.tensor([[39], [0], [0], [12]])
+    assert torch.equal(table(ids), table.rows(ids[:, 0]))

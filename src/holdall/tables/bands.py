@@ -7,15 +7,16 @@ fewer bits and codes further down, a few shared rows at the end. `HotCold` is th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from holdall.common.eager import eager, has_values
+from holdall.common.eager import eager, has_values, transforms
 from holdall.common.errors import ConfigError
+from holdall.tables.bands_lookup import CHEAP, rows_of_bands
 from holdall.tables.codebook_fit import Sample, fit_words
 from holdall.tables.codes import CodesTable, tie_codebooks
 from holdall.tables.fitting import check_counts, check_shape, relative_error
@@ -156,8 +157,7 @@ class BandsTable(Table):
     @property
     def parts(self) -> list[Table]:
         """The table of each band."""
-        found = [self._modules[band.name] for band in self.bands]
-        return [table for table in found if isinstance(table, Table)]
+        return [cast(Table, self._modules[band.name]) for band in self.bands]
 
     def _rows(self, ids: Tensor) -> Tensor:
         if len(self.bands) == 1:
@@ -213,9 +213,26 @@ class BandsTable(Table):
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         plain = offsets is None and per_sample_weights is None and self.padding_idx is None
-        if plain and input.dim() == 2 and input.shape[1] == 1 and self._has_fixed_shapes(input):
-            return self._rows(self._checked(input).reshape(-1))  # finding distinct ids would synchronize
+        if plain and input.dim() == 2 and input.shape[1] == 1:
+            if self._has_fixed_shapes(input):
+                return self._rows(self._checked(input).reshape(-1))  # finding distinct ids would synchronize
+            if self.kernel_group() is not None:
+                return self.rows_many([self], self._checked(input).reshape(1, -1))[0]
         return super().forward(input, offsets, per_sample_weights)
+
+    def kernel_group(self) -> Hashable | None:
+        """Tables of bands on the CPU share a call where no band would gain by distinct ids."""
+        cheap = all(isinstance(part, CHEAP) for part in self.parts)
+        if not cheap or self.fixed_shapes or self.padding_idx is not None or self.device.type != "cpu":
+            return None
+        return self.dim, self.row_dtype
+
+    @staticmethod
+    @eager
+    def rows_many(tables: Sequence[Any], ids: Tensor) -> Tensor:
+        if transforms() or not has_values(ids):
+            return Table.rows_many(tables, ids)
+        return rows_of_bands(tables, ids)
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         found: dict[str, nn.Parameter] = {}

@@ -182,17 +182,19 @@ class CodesTable(Table):
         """Store codes [U, parts] of the rows at `place`."""
         self.codes[place] = codes if self.method.bits == 8 else pack_pairs(codes)
 
-    def _words_of(self, ids: Tensor) -> Tensor:
-        """Rows [U, parts] of the codebook that are added up to the rows of `ids`."""
-        codes, parts = self.codes.index_select(0, ids), self.method.parts
+    def rows_of_codes(self, codes: Tensor) -> Tensor:
+        """Rows [U, dim] of stored codes [U, row_width]."""
+        parts, codebook = self.method.parts, self.codebook
         if self.method.bits == 4:
             codes = unpack_pairs(codes, parts)
-        words = codes.long()
-        return words + self.codebook.num_words * torch.arange(parts, device=ids.device) if parts > 1 else words
+        places = codes.long()
+        if parts == 1:
+            return F.embedding(places[:, 0], codebook.words, sparse=self.sparse).to(self.row_dtype)
+        places = places + codebook.num_words * torch.arange(parts, device=codes.device)
+        return F.embedding(places, codebook.words, sparse=self.sparse).to(self.row_dtype).sum(dim=1)
 
     def _rows(self, ids: Tensor) -> Tensor:
-        words = F.embedding(self._words_of(ids), self.codebook.words, sparse=self.sparse).to(self.row_dtype)
-        return words.sum(dim=1) if self.method.parts > 1 else words[:, 0]
+        return self.rows_of_codes(self.codes.index_select(0, ids))
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"codebook.words": self.codebook.words}
