@@ -16,6 +16,7 @@ from holdall.common.errors import CheckpointError, ConfigError, DataError, NonFi
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.evaluation.best_possible import best_possible_of
+from holdall.tables.codes import Codebook
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import BAD_BATCH_FILE, load_batch, read_metrics, read_run
@@ -285,6 +286,26 @@ def test_checkpoints_hold_parameters_and_no_seeds_of_hashes(data: Path, tmp_path
     parameters = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
     assert stored.keys() == parameters.keys()
     assert all(torch.equal(stored[name], parameters[name]) for name in stored)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [("codes", ("parts=2", "bits=4", "codebook=all")), ("codes", ("bits=4",)), ("shared", ())]
+)
+def test_codes_and_shared_rows_train_and_resume(
+    data: Path, tmp_path: Path, method: str, settings: tuple[str, ...]
+) -> None:
+    config = SMALL.replace(method=method, setting=settings, min_rows=40, steps=6)
+    run(data, tmp_path / "whole", config)
+    run(data, tmp_path / "parts", config.replace(steps=3))
+    run(data, tmp_path / "parts", config, resume=True)
+    assert same_tensors(tmp_path / "whole", tmp_path / "parts")
+    model, *_, path = load_model(tmp_path / "parts", device="cpu")
+    stored, _ = checkpoint.load(path, prefix="model.")
+    codes = {f"model.{name}": buffer for name, buffer in model.named_buffers() if name.endswith("codes")}
+    assert all(torch.equal(stored[name], buffer) for name, buffer in codes.items())
+    words = [module.words for module in model.modules() if isinstance(module, Codebook)]
+    assert len({id(parameter) for parameter in words}) == (1 if "codebook=all" in settings else len(words))
+    assert len(words) == len(codes) == (2 if method == "codes" else 0)
 
 
 def test_a_run_without_a_checkpoint_says_so(data: Path, tmp_path: Path) -> None:
