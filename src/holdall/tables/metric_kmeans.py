@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from holdall.tables.fitting import add_rows
 from holdall.tables.kmeans import nearest_centroids, spread_seeds
 
 ITERATIONS = 15
@@ -42,17 +44,10 @@ def metric_codewords(tables: Sequence[RowsToCode], num_words: int, max_rows: int
         its_rows = [left[index] for index in coded]
         found = _kmeans(its_rows, [weights[index] for index in coded], its_transforms, num_words)
         words[part, : len(found)] = found
-        for index, nearest in zip(coded, _nearest(its_rows, words[part], its_transforms), strict=True):
+        for index in coded:
+            nearest = nearest_centroids(left[index] @ transforms[index], words[part] @ transforms[index])[0]
             left[index] = left[index] - words[part][nearest]
     return words
-
-
-def _nearest(tables: Sequence[Tensor], words: Tensor, transforms: Sequence[Tensor]) -> list[Tensor]:
-    """For the rows [n, dim] of each table, the codeword that is nearest by the transform of that table."""
-    return [
-        nearest_centroids(rows @ transform, words @ transform)[0]
-        for rows, transform in zip(tables, transforms, strict=True)
-    ]
 
 
 def _drawn(tables: Sequence[RowsToCode], max_rows: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -83,9 +78,14 @@ def _kmeans(
     rows, mass = torch.cat(list(tables)), torch.cat(list(weights)).double()
     step = -(-len(rows) // SEED_ROWS)
     words = spread_seeds(rows[::step], mass[::step].clamp(min=1e-300), num_words).float()
+    moved = [table @ transform for table, transform in zip(tables, transforms, strict=True)]
+    weighted = F.pad(rows * mass[:, None], (0, 1))
+    weighted[:, -1] = mass
     for _ in range(ITERATIONS):
-        nearest = torch.cat(_nearest(tables, words, transforms))
-        sums = torch.zeros(words.shape, dtype=torch.float64).index_add_(0, nearest, rows * mass[:, None])
-        total = torch.zeros(len(words), dtype=torch.float64).index_add_(0, nearest, mass)[:, None]
-        words = torch.where(total > 0, sums / total.clamp(min=1e-300), words).float()
+        pairs = zip(moved, transforms, strict=True)
+        nearest = torch.cat([nearest_centroids(table, words @ transform)[0] for table, transform in pairs])
+        sums = torch.zeros(len(words), words.shape[1] + 1, dtype=torch.float64)
+        add_rows(sums, nearest, weighted)
+        total = sums[:, -1:]
+        words = torch.where(total > 0, sums[:, :-1] / total.clamp(min=1e-300), words).float()
     return words

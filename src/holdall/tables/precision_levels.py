@@ -26,7 +26,7 @@ from holdall.tables.shared import Shared
 
 Array = npt.NDArray[np.float64]
 
-MAX_CHUNK_ROWS = 4_096
+MAX_CHUNK_ROWS = 1_024
 """Rows of a chunk whose errors are measured, at most; they stand for all of it."""
 CODEBOOK_ROWS = 1 << 16
 """Rows of all tables that a codebook is fitted to, at most."""
