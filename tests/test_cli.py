@@ -107,7 +107,7 @@ def test_bad_settings_files(
         (["prepare", "nowhere.tsv", "--out", "data"], "nowhere.tsv"),
         (["evaluate", "nowhere"], "nowhere/run.json does not exist"),
         (["inspect", "nowhere"], "nowhere does not exist"),
-        (["inspect", "."], "is not a data folder, a run folder or a checkpoint"),
+        (["inspect", "."], "is not a data folder, a run folder, a bundle or a checkpoint"),
         (["train", "DATA", "--out", "run", "--config", "nowhere.toml"], "no such settings file: nowhere.toml"),
         (["evaluate", "x", "--config", "y"], "--config goes with train and prepare, not with evaluate"),
         (["train", "DATA", "--out", "run", "--model", "dlmr"], "unknown model 'dlmr'"),

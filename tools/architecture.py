@@ -23,7 +23,7 @@ WIDTH = 130
 LONG = WIDTH - 35
 GROUPS = {
     "cli": "entry points",
-    "training": "runs",
+    "serving": "runs",
     "distributed": "execution",
     "models": "model",
     "popularity": "data",

@@ -42,6 +42,10 @@ from holdall.popularity.order import order as order
 from holdall.popularity.profile import Profile as Profile
 from holdall.popularity.profiling import ProfileConfig as ProfileConfig
 from holdall.popularity.profiling import profile as profile
+from holdall.serving.bundle import Bundle as Bundle
+from holdall.serving.bundle import open_bundle as open_bundle
+from holdall.serving.evaluate import evaluate as evaluate
+from holdall.serving.release import release as release
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Bands as Bands
 from holdall.tables import Clustered as Clustered
@@ -63,7 +67,6 @@ from holdall.tables import TensorRing as TensorRing
 from holdall.tables import TensorTrain as TensorTrain
 from holdall.tables.budget import suggest as suggest
 from holdall.training.config import TrainConfig as TrainConfig
-from holdall.training.evaluate_run import evaluate as evaluate
 from holdall.training.evaluate_run import evaluate_ranking as evaluate_ranking
 from holdall.training.evaluate_run import load_model as load_model
 from holdall.training.trainer import train as train

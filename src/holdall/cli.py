@@ -256,31 +256,62 @@ def evaluate(
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Evaluate a trained model on a split.
+    """Evaluate a trained or released model on a split.
 
     Args:
-        run: Run folder.
+        run: Run folder or bundle.
         split: Split to evaluate on.
-        data: Another data set folder with the same ids; the one trained on when absent.
+        data: Another data set folder with the same ids; the one trained on when absent. A bundle needs it.
         k: K of HR@K and NDCG@K, of held-out events of implicit data (10 when absent) or of clicks by --group-by.
         group_by: Feature, such as user: AUC is also computed within the rows of each of its ids (gauc).
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
     from holdall.commands.metrics import show_metrics
-    from holdall.training.evaluate_run import evaluate as measure
+    from holdall.serving.evaluate import evaluate as measure
 
     metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
         _print_json(metrics)
         return
-    show_metrics(f"{split} split of {run}, {metrics['checkpoint']}", metrics)
+    checkpoint = f", {metrics['checkpoint']}" if metrics["checkpoint"] else ""
+    show_metrics(f"{split} split of {run}{checkpoint}", metrics)
     if metrics.get("dropped"):
         print(f"{metrics['dropped']:,} candidates did not count: the chosen item itself, or an item listed twice")
 
 
+def release(
+    run: tyro.conf.Positional[Path],
+    out: Path,
+    as_trained: bool = False,
+    data: Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Write the model of a run as a bundle: one folder that scores raw rows.
+
+    Args:
+        run: Run folder.
+        out: Folder to write.
+        as_trained: Keep the tables as they were trained.
+        data: Data set folder with the same ids; the one trained on when absent.
+        device: cpu, cuda, or auto for a GPU if there is one.
+        overwrite: Replace an older bundle.
+        json: Print the description of the bundle as JSON on stdout.
+    """
+    from holdall.commands.inspect import inspect, show
+    from holdall.serving.release import release as run_release
+
+    run_release(run, out, as_trained=as_trained, data=data, device=device, overwrite=overwrite)
+    if json:
+        _print_json(inspect(out))
+    else:
+        show(inspect(out))
+
+
 def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
-    """Describe a data set folder, run folder or checkpoint.
+    """Describe a data set folder, run folder, bundle or checkpoint.
 
     Args:
         path: Folder to describe.
@@ -346,6 +377,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": simulate,
     "train": train,
     "evaluate": evaluate,
+    "release": release,
     "inspect": inspect,
     "doctor": doctor,
     "demo": demo,

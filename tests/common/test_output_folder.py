@@ -15,7 +15,7 @@ from holdall.common.folder_lock import locked
 from holdall.common.output_folder import MARK, FolderKind, Output, output_folder, refuse_other_file
 from tests.common.killed import killed_at_each_change
 
-DATA = FolderKind("data set", "schema.json", "holdall-data", without="run.json")
+DATA = FolderKind("data set", "schema.json", "holdall-data", without=("run.json",))
 
 
 def write(out: Path, content: str, **options: object) -> None:

@@ -1,4 +1,4 @@
-"""The command `holdall inspect`: description of a data folder, a run folder or a checkpoint, as data or on the
+"""The command `holdall inspect`: description of a data folder, run folder, bundle or checkpoint, as data or on the
 console."""
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
 from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.serving.bundle import is_bundle, open_bundle
+from holdall.serving.render import describe, show_bundle
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.same_data import DATA_SET
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
@@ -23,14 +25,16 @@ def inspect(path: str | Path) -> dict[str, Any]:
     """A JSON-able description of the artifact at `path`."""
     path = Path(path)
     if not path.exists():
-        raise DataError(f"{path} does not exist: give a data folder, a run folder or a checkpoint")
+        raise DataError(f"{path} does not exist: give a data folder, a run folder, a bundle or a checkpoint")
+    if is_bundle(path):
+        return describe(open_bundle(path))
     if (path / RUN_FILE).exists():
         return _run(path)
     if (path / SCHEMA_FILE).exists():
         return _data(path)
     if (path / checkpoint.MANIFEST).exists():
         return _checkpoint(path)
-    raise DataError(f"{path} is not a data folder, a run folder or a checkpoint: it has none of their files")
+    raise DataError(f"{path} is not a data folder, a run folder, a bundle or a checkpoint: it has none of their files")
 
 
 def _data(path: Path) -> dict[str, Any]:
@@ -96,7 +100,8 @@ def show(description: dict[str, Any], console: Console | None = None) -> None:
     """Print a description that `inspect` returned."""
     console = console or make_console()
     console.print(styled(description["kind"], "bold"), description["path"])
-    {"data": _show_data, "run": _show_run, "checkpoint": _show_checkpoint}[description["kind"]](description, console)
+    shows = {"data": _show_data, "run": _show_run, "bundle": show_bundle, "checkpoint": _show_checkpoint}
+    shows[description["kind"]](description, console)
 
 
 def _show_data(found: dict[str, Any], console: Console) -> None:

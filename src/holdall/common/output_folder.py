@@ -32,8 +32,8 @@ REPLACED = ".replaced"
 MARK = ".holdall-temporary"
 """File in a folder that we may remove: it says what for."""
 MARK_FORMAT = "holdall-temporary"
-ARTIFACTS = ("schema.json", "run.json")
-"""Files that tell a data set or a run, which is never removed with the folder around it."""
+ARTIFACTS = ("schema.json", "run.json", "bundle.json")
+"""Files that tell a data set, a run or a bundle, which is never removed with the folder around it."""
 
 Role = Literal["partial", "started", "replaced", "removed"]
 """A mark's reason: being written, begun in place, set aside, or being removed."""
@@ -46,14 +46,14 @@ class FolderKind:
     name: str
     marker: str
     format: str
-    without: str | None = None
-    """File that makes it another kind: a run has the schema of its data set, too."""
+    without: tuple[str, ...] = ()
+    """Files that make it another kind: a run and a bundle have the schema of their data set, too."""
     parts: tuple[str, ...] = ()
     """Folders in it that are data sets or runs of their own."""
 
     def matches(self, folder: Path) -> bool:
         """Whether a folder is of this kind, of whatever version."""
-        if self.without is not None and os.path.lexists(folder / self.without):
+        if any(os.path.lexists(folder / name) for name in self.without):
             return False
         return _format(folder / self.marker) == self.format
 

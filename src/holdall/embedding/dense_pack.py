@@ -57,6 +57,15 @@ class DensePack:
                 table.weight.data = view.copy_(table.weight.data)
         self._laid_out = self.weights()
 
+    def use_storage(self, storage: Tensor) -> None:
+        """Take the rows [R, dim] of all tables, in their order, from this storage, such as a mapped file."""
+        assert storage.shape == self.storage.shape
+        assert storage.dtype == self.storage.dtype
+        self.storage = storage
+        for name, table in self.tables.items():
+            table.weight = nn.Parameter(self.view(storage, name))
+        self._laid_out = self.weights()
+
     def __getstate__(self) -> dict[str, Any]:
         """What a copy or a pickle takes over: not the storage, which holds the weights of `tables` once more, and
         nothing of the optimizer, which brings its own part along (`optim.row_groups.RowGroup`)."""

@@ -171,7 +171,9 @@ class CodesTable(Table):
 
     @torch.no_grad()
     def _initialize(self, options: TableOptions) -> None:
-        """Draw codewords whose sums have the deviation of fresh rows, and random codes."""
+        """Draw codewords whose sums have the deviation of fresh rows, and random codes; none on the meta device."""
+        if self.codes.is_meta:
+            return
         std = dense_std(self.num_rows) if options.init_std is None else options.init_std
         self.codebook.words.normal_(0.0, std / self.method.parts**0.5, generator=options.generator)
         for place in block_slices(self.num_rows, self.method.parts):

@@ -152,7 +152,9 @@ class QuantizedTable(Table):
         self.grid: Tensor
 
     def initialize(self, std: float, generator: torch.Generator | None = None) -> None:
-        """Draw fresh rows, block by block: the table never exists in floating point."""
+        """Draw fresh rows, block by block: the table never exists in floating point. None on the meta device."""
+        if self.codes.is_meta:
+            return
         dtype = torch.promote_types(self.row_dtype, torch.float32)
         for place in block_slices(self.num_rows, self.dim):
             rows = torch.empty(place.stop - place.start, self.dim, dtype=dtype, device=self.device)

@@ -98,6 +98,14 @@ def evaluate(
     within the rows of each of its ids is added, and without ranking cases, if `k` is given, HR@K and NDCG@K.
     """
     model, rows, checkpoint_name = _load(run, split, data, device)
+    return {**measure(model, rows, k=k, group_by=group_by, quiet=quiet), "checkpoint": checkpoint_name}
+
+
+def measure(
+    model: nn.Module, rows: DataSet, *, k: int | None = None, group_by: str | None = None, quiet: bool = True
+) -> dict[str, Any]:
+    """Metrics of a model on the rows of a split, as `evaluate` gives them."""
+    split = rows.split
     ranked = has_ranking_cases(rows.folder, split, rows.schema)
     if k is not None and not ranked and group_by is None:
         raise ConfigError(
@@ -110,7 +118,7 @@ def evaluate(
     if ranked:
         metrics.update(rank_model(model, rows, K if k is None else k))
         metrics = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    return {"split": split, **metrics, "checkpoint": checkpoint_name}
+    return {"split": split, **metrics}
 
 
 def evaluate_ranking(

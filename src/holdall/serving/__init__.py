@@ -1,0 +1,1 @@
+"""Released models: their bundles, the proof of their quality, and what reads them."""

@@ -1,0 +1,47 @@
+"""Bundles on the console: results first, then where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from holdall.common.console import table
+from holdall.common.sizes import readable_bytes
+from holdall.serving.bundle import Bundle
+
+
+def describe(bundle: Bundle) -> dict[str, Any]:
+    """A JSON-able description of a bundle."""
+    document = asdict(bundle.record)
+    return {
+        "kind": "bundle",
+        "path": str(bundle.path),
+        "bytes": sum(file["bytes"] for file in document["files"].values()),
+        **{name: document[name] for name in ("quality", "made", "holdall", "commit", "origin", "data_set", "model")},
+        "tables": {name: {**entry, "text": str(bundle.methods[name])} for name, entry in document["tables"].items()},
+    }
+
+
+def show_bundle(found: dict[str, Any], console: Console) -> None:
+    """Print the description of a bundle."""
+    quality = found["quality"]
+    ratio = quality["dense_bytes"] / max(1, quality["table_bytes"])
+    console.print(
+        f"{readable_bytes(found['bytes'])}, of which tables {readable_bytes(quality['table_bytes'])}: 1/{ratio:.4g} of "
+        f"their {readable_bytes(quality['dense_bytes'])} as float32 rows"
+    )
+    if quality["metrics"]:
+        text = ", ".join(f"{metric['name']} {metric['value']:.5f}" for metric in quality["metrics"])
+        console.print(f"{quality['metrics'][0]['split']}: {text}")
+    tables = table("table", "rows", "stored as")
+    for name, entry in found["tables"].items():
+        tables.add_row(name, f"{entry['rows']:,}", entry["text"])
+    console.print(tables)
+    origin = found["origin"]
+    run = "unknown" if origin["run"] is None else origin["run"][:12]
+    console.print(
+        f"{found['model']['family']} of run {run}, {origin['checkpoint']}, data set "
+        f"{(found['data_set']['fingerprint'] or 'unknown')[:12]}; made {found['made']} by Holdall {found['holdall']}"
+    )
