@@ -30,6 +30,7 @@ from holdall.training.trainer import train
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)
 HALF_SCALES = Quantized(rounding="stochastic", trainable=True, scales="float16")
+FOUR_BITS = Quantized(bits=4, rounding="stochastic", trainable=True)
 ROWS, DIM = 40, 6
 
 
@@ -45,7 +46,7 @@ def push(table: nn.Module, ids: Tensor, gradients: Tensor) -> None:
     (table(ids[:, None]) * gradients).sum().backward()
 
 
-@pytest.mark.parametrize("method", [STOCHASTIC, HALF_SCALES], ids=["float64 scales", "float16 scales"])
+@pytest.mark.parametrize("method", [STOCHASTIC, HALF_SCALES, FOUR_BITS], ids=["8 bits", "float16 scales", "4 bits"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZER_KINDS)
 def test_codes_move_as_dense_rows_do(name: str, decay: float, method: Quantized) -> None:

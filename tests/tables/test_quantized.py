@@ -354,7 +354,7 @@ def test_for_bytes_picks_the_bits() -> None:
         ({"rounding": "up"}, "rounding must be one of"),
         ({"trainable": True}, "lose every update"),
         ({"rounding": "learned"}, "set trainable=True"),
-        ({"bits": 4, "rounding": "stochastic", "trainable": True}, "training needs bits=8"),
+        ({"bits": 4, "rounding": "learned", "trainable": True}, "4 bits train by stochastic rounding"),
     ],
 )
 def test_bad_settings(wrong: dict[str, object], message: str) -> None:

@@ -20,6 +20,7 @@ from holdall.training.trainer import Trainer, train
 from tests.tables.cases import CASES
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)
+FOUR_BITS = Quantized(bits=4, rounding="stochastic", trainable=True)
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, optimizer="sgd", lr=0.05)
 
 
@@ -50,6 +51,7 @@ def test_the_form_for_training_takes_the_same_bytes(method: Method) -> None:
 
 def test_forms_for_training() -> None:
     assert Quantized().for_training() == STOCHASTIC
+    assert Quantized(bits=4).for_training() == FOUR_BITS
     assert HotCold(hot_rows=2, cold=Quantized()).for_training() == HotCold(hot_rows=2, cold=STOCHASTIC)
     assert not MixedDimension(dim=3, bits=8).trains
 
@@ -58,9 +60,9 @@ def test_budgets_choose_forms_that_train() -> None:
     rows = {"users": 10_000, "items": 5_000}
     assert set(suggest(rows, 16, "1/2", "quantized").values()) == {Quantized()}
     assert set(suggest(rows, 16, "1/2", "quantized", training=True).values()) == {STOCHASTIC}
-    with pytest.raises(ConfigError, match=r"smallest that method quantized can train in is 360000B \("):
-        suggest(rows, 16, "1/5", "quantized", training=True)
-    assert set(suggest(rows, 16, "360000B", "quantized", training=True).values()) == {STOCHASTIC}
+    assert set(suggest(rows, 16, "1/4", "quantized", training=True).values()) == {FOUR_BITS}
+    with pytest.raises(ConfigError, match=r"smallest that method mixed_dimension can train in is [0-9]+B \("):
+        suggest(rows, 16, "1/50", "mixed_dimension", training=True)
 
 
 def test_settings_choose_forms_that_train_unless_they_rule_them_out() -> None:
@@ -70,7 +72,8 @@ def test_settings_choose_forms_that_train_unless_they_rule_them_out() -> None:
     learned = ("trainable=true", "rounding=learned")
     expected = Quantized(rounding="learned", trainable=True)
     assert TableSettings(method="quantized", setting=learned).methods(rows, 16) == {"users": expected}
-    for given in ("rounding=nearest", "trainable=false", "bits=4"):
+    assert TableSettings(method="quantized", setting=("bits=4",)).methods(rows, 16) == {"users": FOUR_BITS}
+    for given in ("rounding=nearest", "trainable=false"):
         methods = TableSettings(method="quantized", setting=(given,)).methods(rows, 16)
         assert methods is not None
         assert not methods["users"].trains
@@ -84,22 +87,26 @@ def test_tables_that_would_stay_random_are_refused() -> None:
             refuse_frozen_tables({"a": Dense(), "b": frozen})
 
 
-def test_quantized_tables_train_from_the_start(data: Path, tmp_path: Path) -> None:
-    """Every row that a run on codes looked up has moved, and nothing is stored but codes and grids."""
-    trainer = Trainer(data, tmp_path / "run", SMALL.replace(method="quantized", min_rows=0, lr=1.0), quiet=True)
+@pytest.mark.parametrize(("setting", "method"), [((), STOCHASTIC), (("bits=4",), FOUR_BITS)])
+def test_quantized_tables_train_from_the_start(
+    data: Path, tmp_path: Path, setting: tuple[str, ...], method: Quantized
+) -> None:
+    """The rows that a run on codes looked up have moved, and nothing is stored but codes and grids."""
+    config = SMALL.replace(method="quantized", setting=setting, min_rows=0, lr=1.0)
+    trainer = Trainer(data, tmp_path / "run", config, quiet=True)
     tables = [trainer.model.bags.table(name) for name in trainer.schema.cardinalities]
     before = [table.materialize() for table in tables]
     result = trainer.run()
     looked_up = torch.cat([batch.ids.values for batch in Loader(trainer.data, 512).epoch(0)], dim=1)
     for table, start, ids in zip(tables, before, looked_up, strict=True):
         moved = (table.materialize() != start).any(1)
-        assert moved[ids.unique().long()].float().mean() > 0.99
-        assert table.method == STOCHASTIC
-    assert result["table_bytes"] == sum(STOCHASTIC.num_bytes(table.num_rows, 4) for table in tables)
+        assert moved[ids.unique().long()].float().mean() > 0.9  # a small update may round to none
+        assert table.method == method
+    assert result["table_bytes"] == sum(method.num_bytes(table.num_rows, 4) for table in tables)
 
 
 def test_train_refuses_codes_that_do_not_train_before_it_writes(data: Path, tmp_path: Path) -> None:
-    config = SMALL.replace(method="quantized", setting=("bits=4",), min_rows=0)
+    config = SMALL.replace(method="quantized", setting=("trainable=false",), min_rows=0)
     with pytest.raises(ConfigError, match="do not train"):
         train(data, tmp_path / "run", config, quiet=True)
     assert not (tmp_path / "run").exists()

