@@ -145,6 +145,13 @@ def test_unknown_flags_exit_with_2(data: Path, capsys: pytest.CaptureFixture[str
     assert words[0] in fails(["train", str(data), "--out", "x", *words], capsys)
 
 
+def test_a_run_without_run_json_is_no_data_set(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    main(["train", str(data), "--out", str(run), "--steps", "1", *FAST])
+    (run / "run.json").unlink()
+    assert "run has checkpoints but no run.json: put its run.json back" in fails(["inspect", str(run)], capsys)
+
+
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(Exception, match="nowhere does not exist"):
         main(["inspect", "nowhere", "--debug"])

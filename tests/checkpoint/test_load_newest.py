@@ -87,6 +87,16 @@ def test_a_damaged_checkpoint_is_refused(kind: str, tmp_path: Path) -> None:
         checkpoint.load_newest([tmp_path], zeros())
 
 
+def test_an_older_one_does_not_stand_in_for_one_without_manifest(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (save(tmp_path, 2) / "manifest.json").unlink()
+    for find in (checkpoint.newest, lambda path: checkpoint.load_newest([path], zeros())):
+        with pytest.raises(CheckpointError, match=r"step-00000002 has no manifest\.json.*restore it.*, or delete"):
+            find(tmp_path)
+    shutil.rmtree(tmp_path / "step-00000002")
+    assert checkpoint.newest(tmp_path) == tmp_path / "step-00000001"
+
+
 def test_a_checkpoint_that_is_gone_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder was listed before another process removed a checkpoint of it."""
     save(tmp_path, 2)

@@ -13,7 +13,7 @@ Several processes write their parts at the same time. A checkpoint of any number
 """
 
 from holdall.checkpoint.background import BackgroundSaver
-from holdall.checkpoint.folder import latest
+from holdall.checkpoint.folder import latest, newest
 from holdall.checkpoint.hot_checkpoint import latest_hot, load_hot_into, save_hot
 from holdall.checkpoint.loading import latest_sound, load, load_into, load_newest, read
 from holdall.checkpoint.manifest import DTYPES, FORMAT, MANIFEST, VERSION, Checkpoint
@@ -37,6 +37,7 @@ __all__ = [
     "load_hot_into",
     "load_into",
     "load_newest",
+    "newest",
     "read",
     "save",
     "save_hot",

@@ -14,7 +14,7 @@ import shutil
 import warnings
 from pathlib import Path
 
-from holdall.checkpoint.manifest import MANIFEST, read_manifest
+from holdall.checkpoint.manifest import MANIFEST, read_manifest, restore_advice
 from holdall.checkpoint.read_lock import removing
 from holdall.common.errors import CheckpointError
 from holdall.common.files import PARTIAL
@@ -33,18 +33,36 @@ def latest(folder: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
+def newest(folder: Path) -> Path | None:
+    """The same, but one of a higher step without its manifest is refused: an older one would be another model."""
+    found = _scan(Path(folder), STEP)
+    if not found:
+        return None
+    path = found[-1][2]
+    if not (path / MANIFEST).is_file() and path.exists():
+        raise CheckpointError(f"{path} has no {MANIFEST}, so it is damaged: {restore_advice(path)}")
+    return latest(folder)
+
+
 def complete(folder: Path, kind: str = STEP) -> list[tuple[int, Path]]:
     """`(step, path)` of every complete checkpoint, oldest first; a replaced one before the one that replaces it."""
     found = []
-    for path in folder.glob(f"{kind}-*"):
-        match = re.fullmatch(kind + r"-(\d{8,})(\.replaced)?", path.name)
-        if match is None:
-            continue
+    for step, _, path in _scan(folder, kind):
         if (path / MANIFEST).is_file():
-            found.append((int(match.group(1)), match.group(2) is None, path))
+            found.append((step, path))
         elif path.exists():  # else a run has removed it just now
             warnings.warn(f"{path} has no {MANIFEST} and is skipped: it is damaged, delete it", stacklevel=3)
-    return [(step, path) for step, _, path in sorted(found)]
+    return found
+
+
+def _scan(folder: Path, kind: str) -> list[tuple[int, bool, Path]]:
+    """`(step, is_plain, path)` of every folder with the name of a checkpoint, in the order of `complete`."""
+    found = []
+    for path in folder.glob(f"{kind}-*"):
+        match = re.fullmatch(kind + r"-(\d{8,})(\.replaced)?", path.name)
+        if match is not None:
+            found.append((int(match.group(1)), match.group(2) is None, path))
+    return sorted(found)
 
 
 def hot_parts(folder: Path) -> list[tuple[int, int, Path]]:

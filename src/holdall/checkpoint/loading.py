@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from holdall.checkpoint.all_ranks import on_all_ranks
-from holdall.checkpoint.folder import complete, latest
+from holdall.checkpoint.folder import complete, latest, newest
 from holdall.checkpoint.manifest import (
     DTYPES,
     MANIFEST,
@@ -43,8 +43,8 @@ def read(path: Path) -> Checkpoint:
     """Read and check the manifest of the checkpoint at `path`."""
     path = Path(path)
     if not (path / MANIFEST).is_file():
-        newest = latest(path) or latest(path.parent)
-        other = f" (the newest complete one there is {newest})" if newest else ""
+        complete_one = latest(path) or latest(path.parent)
+        other = f" (the newest complete one there is {complete_one})" if complete_one else ""
         raise CheckpointError(f"{path} has no {MANIFEST}, so it is not a complete checkpoint: use another one{other}")
     return read_manifest(path)
 
@@ -111,7 +111,7 @@ def load_newest(
     replaced one before all of it was read, the newest one is loaded again.
     """
     folders = list(folders)
-    while (path := next((path for path in map(latest, folders) if path is not None), None)) is not None:
+    while (path := next((path for path in map(newest, folders) if path is not None), None)) is not None:
         found, failure = _identity(path), None
         with reading(path):
             try:

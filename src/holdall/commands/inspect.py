@@ -30,6 +30,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         return describe(open_bundle(path))
     if (path / RUN_FILE).exists():
         return _run(path)
+    if (path / CHECKPOINTS).exists():
+        raise DataError(f"{path} has checkpoints but no {RUN_FILE}: put its {RUN_FILE} back")
     if (path / SCHEMA_FILE).exists():
         return _data(path)
     if (path / checkpoint.MANIFEST).exists():
@@ -63,8 +65,8 @@ def _run(path: Path) -> dict[str, Any]:
     document = read_run(path)
     rows = read_metrics(path)
     last = {split: row for row in rows for split in [row["split"]]}
-    saved = checkpoint.latest(path / CHECKPOINTS)
-    best = checkpoint.latest(path / BEST)
+    saved = checkpoint.newest(path / CHECKPOINTS)
+    best = checkpoint.newest(path / BEST)
     return {
         "kind": "run",
         "path": str(path),
