@@ -181,7 +181,7 @@ def work(out: Path, seed: int, *, overwrite: bool = False, resume: bool = False)
     with make_run_folder(out, SINGLE_PROCESS, resume=resume, overwrite=overwrite):
         (out / "tiers").mkdir(exist_ok=True)
         if not resume or not (out / "run.json").exists():
-            RunLog.create(out, {"train": {"seed": seed}}, tensorboard=False)
+            RunLog.create(out, {"data": "data", "train": {"seed": seed}}, tensorboard=False)
             clear_mark(out)
         state = {"seed": read_run(out)["config"]["train"]["seed"]}
         for step in (1, 2):
