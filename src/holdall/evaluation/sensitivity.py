@@ -39,7 +39,10 @@ def sensitivity(model: Model, batches: Iterable[Batch], max_batches: int = BATCH
     was_training = model.training
     model.eval()
     handle = model.bags.register_forward_hook(cut_off, with_kwargs=True)
+    collected = [pack.collects for pack in model.bags.packs]
     try:
+        for pack in model.bags.packs:
+            pack.collects = True  # lookups read the storage, as weights of rows on disk have none; nothing is collected
         for batch in islice(batches, max_batches):
             looked_up.clear()
             logits = model(batch.to(device))
@@ -51,6 +54,8 @@ def sensitivity(model: Model, batches: Iterable[Batch], max_batches: int = BATCH
                     sums[table] += product_DD
                     samples[table] += gradient_BFD.shape[0]
     finally:
+        for pack, collects in zip(model.bags.packs, collected, strict=True):
+            pack.collects = collects
         handle.remove()
         model.train(was_training)
     if not any(samples.values()):

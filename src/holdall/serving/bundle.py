@@ -96,7 +96,6 @@ class Quality:
     """Paired differences to the trained model with their bounds; None if the tables are as they were trained."""
     front: list[dict[str, Any]] = field(default_factory=list)
     """Every form that was looked at."""
-    polish: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

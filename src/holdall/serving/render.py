@@ -35,6 +35,9 @@ def show_bundle(found: dict[str, Any], console: Console) -> None:
     if quality["metrics"]:
         text = ", ".join(f"{metric['name']} {metric['value']:.5f}" for metric in quality["metrics"])
         console.print(f"{quality['metrics'][0]['split']}: {text}")
+    if quality["proof"] is not None:
+        console.print(quality["proof"]["sentence"])
+        show_front(quality["front"], console)
     tables = table("table", "rows", "stored as")
     for name, entry in found["tables"].items():
         tables.add_row(name, f"{entry['rows']:,}", entry["text"])
@@ -45,3 +48,15 @@ def show_bundle(found: dict[str, Any], console: Console) -> None:
         f"{found['model']['family']} of run {run}, {origin['checkpoint']}, data set "
         f"{(found['data_set']['fingerprint'] or 'unknown')[:12]}; made {found['made']} by Holdall {found['holdall']}"
     )
+
+
+def show_front(front: list[dict[str, Any]], console: Console) -> None:
+    """Print the forms that a release looked at."""
+    rows = table("budget", "table bytes", "AUC", "loss", "bound", "logloss", "verdict")
+    for row in front:
+        auc = row["auc"]
+        numbers = [f"{auc['candidate']:.5f}", f"{auc['loss']:+.5f}", f"{auc['loss_bound']:+.5f}"]
+        numbers.append(f"{row['logloss']['difference']:+.5f}")
+        verdict = {True: "passes", False: "fails", None: "-"}[row["passes"]]
+        rows.add_row(row["budget"], readable_bytes(row["table_bytes"]), *numbers, verdict)
+    console.print(rows)

@@ -1,0 +1,155 @@
+"""Gate of a release: the smallest form of a model that is proved to lose at most so much AUC.
+
+Forms are tested in a fixed order, from the largest to the smallest, and the first one that fails ends the search. So
+every form is compared once, on the same rows, and the chance that a released form loses more than the limit is 5%,
+however many were tested (fixed-sequence testing). The form after the first failure is measured too, to show the front,
+and is not released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdall.common.errors import ConfigError, HoldallError
+from holdall.data.schema import Schema
+from holdall.evaluation.paired import rows_needed
+from holdall.serving.forms import Form, Forms
+from holdall.serving.proof import Comparison
+
+MAX_AUC_LOSS = 0.0005
+"""Largest loss of AUC of a release that is given no other."""
+LADDER = ("1/8", "1/20", "1/50", "1/100", "1/200", "1/300", "1/500", "1/1000")
+"""Budgets that are tested without a given one, in order."""
+MAX_FAILURES = 2
+
+
+class GateError(HoldallError):
+    """Model that no form was released of; `front` are the forms that were looked at."""
+
+    def __init__(self, message: str, front: list[FrontRow]):
+        super().__init__(message)
+        self.front = front
+
+
+@dataclass(frozen=True)
+class FrontRow:
+    """One form that was looked at: its size, and its comparison with the trained model."""
+
+    budget: str
+    num_bytes: int
+    dense_bytes: int
+    comparison: Comparison
+    passes: bool | None
+    """Whether the bound is within the limit; None where there is no limit."""
+
+    @property
+    def verdict(self) -> str:
+        """The comparison in words."""
+        within = {True: "within the limit", False: "above the limit", None: "no limit was given"}[self.passes]
+        return f"it loses at most {self.comparison.loss_bound:.5f} AUC with 95% confidence, {within}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "budget": self.budget,
+            "table_bytes": self.num_bytes,
+            "share": self.num_bytes / self.dense_bytes,
+            "passes": self.passes,
+            **self.comparison.to_json(),
+        }
+
+
+@dataclass(frozen=True)
+class Released:
+    """Model that passed the gate, with its proof and the front that was looked at."""
+
+    form: Form
+    dense_bytes: int
+    proof: Comparison
+    limit: float | None
+    """Loss of AUC that the proof was held against."""
+    front: list[FrontRow]
+
+    @property
+    def sentence(self) -> str:
+        """The result for people."""
+        auc = self.proof.auc
+        return (
+            f"1/{self.dense_bytes / self.form.num_bytes:.4g} of the table bytes; AUC {auc.candidate:.5f}, which is "
+            f"{abs(auc.loss):.5f} {'below' if auc.loss > 0 else 'above'} the trained model's {auc.reference:.5f}; with "
+            f"95% confidence it loses at most {auc.loss_bound:.5f} (on {auc.rows:,} validation rows)"
+        )
+
+
+def release_model(
+    forms: Forms,
+    *,
+    budget: str | int | float | None = None,
+    max_auc_loss: float | None = None,
+    note: Callable[[FrontRow], None] = lambda _: None,
+) -> Released:
+    """The form of a budget, or without one the smallest whose loss of AUC has a bound within `max_auc_loss`.
+
+    The loss is that on the validation split, compared with the trained model; its bound is the one-sided 95% one.
+    Without a budget the limit is 0.0005 unless given; with one there is a limit only if it is given. A `GateError` says
+    that no form is good enough. `note` is called with every form that is looked at.
+    """
+    refuse_unproved(forms)
+    if max_auc_loss is None and budget is None:
+        max_auc_loss = MAX_AUC_LOSS
+    if max_auc_loss is not None and not max_auc_loss > 0:
+        raise ConfigError(f"--max-auc-loss must be above 0, not {max_auc_loss}: a loss of exactly 0 cannot be proved")
+    front: list[FrontRow] = []
+    best: tuple[Form, FrontRow] | None = None
+    failures = 0
+    for share in LADDER if budget is None else (budget,):
+        try:
+            form = forms.fit(share)
+        except ConfigError:
+            if budget is None and front:
+                break
+            raise
+        comparison = forms.compare(form.model)
+        passes = None if max_auc_loss is None else comparison.loss_bound <= max_auc_loss
+        row = FrontRow(form.budget, form.num_bytes, forms.precision.dense_bytes, comparison, passes)
+        front.append(row)
+        note(row)
+        if passes is False:
+            failures += 1
+            if failures == MAX_FAILURES:
+                break
+        elif not failures:
+            best = form, row
+    if best is None:
+        assert max_auc_loss is not None
+        raise GateError(_refusal(front, max_auc_loss), front)
+    form, row = best
+    return Released(form, forms.precision.dense_bytes, row.comparison, max_auc_loss, front)
+
+
+def refuse_unproved(forms: Forms) -> None:
+    """Raise if there are no validation rows to prove anything on."""
+    schema = Schema.load(forms.data)
+    if "valid" not in schema.splits or not schema.splits["valid"].rows:
+        raise ConfigError(
+            f"a smaller form is proved on the validation split, and {forms.data} has none: prepare with --valid 0.1, "
+            f"or release the tables as they were trained (--as-trained)"
+        )
+
+
+def _refusal(front: list[FrontRow], limit: float) -> str:
+    """Why nothing was released, and what would help."""
+    best = min(front, key=lambda row: row.comparison.loss_bound)
+    auc = best.comparison.auc
+    found = (
+        f"no form is proved to lose at most {limit:g} AUC: the best bound is {auc.loss_bound:.5f}, of {best.budget} of "
+        f"the table bytes (loss {auc.loss:+.5f} on {auc.rows:,} validation rows)"
+    )
+    needed = rows_needed(limit, auc)
+    if needed is not None and needed > auc.rows:
+        return (
+            f"{found}; the split is too small for this limit, which takes about {needed:,} rows: prepare with more "
+            f"(--valid), or raise --max-auc-loss"
+        )
+    return f"{found}: give a larger --budget, raise --max-auc-loss, or release the tables --as-trained"
