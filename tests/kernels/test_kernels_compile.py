@@ -21,8 +21,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from holdall.kernels import bands_triton, interaction_triton, lookup_triton, row_update_triton
 from holdall.kernels import frobenius_kernels_triton as frobenius
-from holdall.kernels import interaction_triton, lookup_triton, row_update_triton
 from holdall.kernels.row_update import UpdateRule
 
 SCALARS = {
@@ -36,11 +36,11 @@ SCALARS = {
 }
 INTEGERS = {
     "meta", "values", "offsets", "bag_of", "rows", "info", "ids", "order", "crossing", "num_crossing", "key",
-    "lookup_weights",
+    "lookup_weights", "columns",
 }  # fmt: skip
 NUMBERS = {
     "num_bags", "num_lookups", "num_features", "num_vectors", "num_others", "dim", "width", "source_stride",
-    "sample_stride", "target_stride", "bag_stride", "out_columns",
+    "sample_stride", "target_stride", "bag_stride", "out_columns", "num_samples",
 }  # fmt: skip
 
 
@@ -102,6 +102,28 @@ def test_lookups() -> None:
     assert "st.global" in compiled(lookup_triton._pool_kernel, 4, WEIGHTED=True, MEAN=False, BLOCK_N=64, BLOCK_D=16)
     assert "st.global" in compiled(lookup_triton._write_columns_kernel, 4, COLUMNS=21, BLOCK_L=32, BLOCK_D=128)
     assert "st.global" in compiled(lookup_triton._number_kernel, 4, COLUMNS=26, BLOCK_L=1024)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 16, 128])
+@pytest.mark.parametrize("kind", ["*fp32", "*bf16"])
+def test_lookups_in_bands(dim: int, kind: str) -> None:
+    block = max(2, triton.next_power_of_2(dim))
+    types = {"KINDS": 63, "PARTS": 3, "FLOAT_TYPES": 7, "GRID_TYPES": 7}
+    align = {"ALIGN": 2 if dim % 16 else 16, "ALIGN_8": 1 if dim % 16 else 4, "ALIGN_4": 1 if dim % 16 else 2}
+    code = compiled(
+        bands_triton._bands_kernel, 4, {"out": kind, "values": "*i32"}, NUM_TABLES=26, BANDS=5, **types, **align,
+        DIM=dim, BLOCK_B=4096 // block, BLOCK_D=block,
+    )  # fmt: skip
+    assert "st.global" in code
+
+
+def test_codes_are_read_several_at_once_in_the_layout_of_their_vectors() -> None:
+    code = compiled(
+        bands_triton._bands_kernel, 4, {"out": "*bf16", "values": "*i32"}, NUM_TABLES=26, BANDS=1, KINDS=16, PARTS=1,
+        FLOAT_TYPES=0, GRID_TYPES=4, ALIGN=16, ALIGN_8=8, ALIGN_4=4, DIM=128, BLOCK_B=32, BLOCK_D=128,
+    )  # fmt: skip
+    assert "ld.global.v2.b32" in code
+    assert "ld.global.b8" not in code
 
 
 @pytest.mark.parametrize("two", [False, True])

@@ -1,8 +1,8 @@
-"""One-hot lookup in dense and Frobenius tables, whose kernels write into one output [B, F, dim].
+"""One-hot lookup in dense and Frobenius tables and tables in bands, whose kernels write into one output [B, F, dim].
 
 A `DenseFrobeniusPlan` assigns each feature to the kernel that writes its vectors: that of a pack of dense
-tables, or that of a group of Frobenius tables. All other features are looked up elsewhere, and their
-vectors are copied.
+tables, that of a group of Frobenius tables, or that of all tables in bands. All other features are looked up
+elsewhere, and their vectors are copied.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.embedding.band_lookup import BandPart
 from holdall.embedding.dense_pack import DensePack
 from holdall.embedding.pack_lookup import give_to_pack
 from holdall.kernels.frobenius import Factors, fits_triton, fused_gradients
@@ -51,6 +52,8 @@ class DenseFrobeniusPlan:
         self.num_columns = len(positions)
         self.dense = [DensePart(pack) for pack in packs]
         self.frobenius: dict[Hashable, FrobeniusPart] = {}
+        self.bands = BandPart()
+        self.dim = tables[names[positions[0]]].dim
         self.rest: list[tuple[int, int]] = []
         """(position, column) of features that are looked up elsewhere."""
         for column, position in enumerate(positions):
@@ -67,6 +70,9 @@ class DenseFrobeniusPlan:
             if name in part.pack.tables:
                 part.lines.append((position, column, part.pack.starts[name]))
                 return True
+        if self.bands.takes(table):
+            self.bands.add(table, position, column)
+            return True
         if not isinstance(table, FrobeniusTable) or not fits_triton([(table.left, table.right, table.basis)]):
             return False
         group = table.kernel_group()
@@ -77,7 +83,7 @@ class DenseFrobeniusPlan:
     @property
     def worthwhile(self) -> bool:
         """Whether any feature is assigned to a kernel."""
-        return bool(self.dense or self.frobenius)
+        return bool(self.dense or self.frobenius or self.bands.members)
 
     def lines(self, part: DensePart, device: torch.device) -> Tensor:
         """A part's lines on the device; cached, because copying them there waits for the device."""
@@ -107,19 +113,21 @@ class DenseFrobeniusPlan:
         return numbers, ids, self.bags_of(part, values.shape[1], values.device)[order]
 
     def parameters(self) -> Iterator[Tensor]:
-        """Parameters that the kernels read: the packs' tables (whose gradients go to the pack), then all factors."""
+        """Parameters that the kernels read: the packs' tables (whose gradients go to the pack), factors, bands."""
         for part in self.dense:
             yield from (table.weight for table in part.pack.tables.values())
         for group in self.frobenius.values():
             for factors in group.factors():
                 yield from factors
+        yield from self.bands.inputs()
 
     def dtypes(self) -> Iterator[torch.dtype]:
         yield from (part.pack.storage.dtype for part in self.dense)
         yield from (group.members[0][0].basis.dtype for group in self.frobenius.values())
+        yield from (table.row_dtype for table, *_ in self.bands.members)
 
     def row_numbers(self, values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """`(storage, rows [B, F], others)` for `dot_interaction_of_rows`, from one pack and other tables, no `rest`."""
+        """`(storage, rows [B, F], others)` for `dot_interaction_of_rows`, from one pack and Frobenius tables alone."""
         from holdall.kernels import frobenius_triton as fused
         from holdall.kernels import lookup_triton
 
@@ -149,8 +157,8 @@ class DenseFrobeniusLookup(torch.autograd.Function):
     """Vectors [B, F, dim] of ids `values` [F', B], written into one buffer as a `DenseFrobeniusPlan` assigns them.
 
     `tensors` are the plan's parameters and then the `num_rest` vectors [B, dim] of its `rest`. Packs get their gradient
-    as from `FusedLookup`, with row numbers already sorted; factors get a dense one. The sort, a chain of small kernels,
-    runs on a side stream beside the kernels that make the vectors.
+    as from `FusedLookup`, with row numbers already sorted; factors get a dense one, bands those of `BandParameters`.
+    The sort, a chain of small kernels, runs on a side stream beside the kernels that make the vectors.
     """
 
     @staticmethod
@@ -161,8 +169,7 @@ class DenseFrobeniusLookup(torch.autograd.Function):
         from holdall.kernels import lookup_triton
 
         ctx.plan, columns = plan, tensors[len(tensors) - num_rest :]
-        size, dim = values.shape[1], tensors[0].shape[-1] if plan.dense else tensors[2].shape[-1]
-        out = torch.empty(size, plan.num_columns, dim, dtype=dtype, device=values.device)
+        out = torch.empty(values.shape[1], plan.num_columns, plan.dim, dtype=dtype, device=values.device)
         lookups, learns = fused.one_id_a_sample(values, plan.num_columns), any(ctx.needs_input_grad)
         with beside(values.device) as other:
             sorted_rows = [plan.sorted_rows(part, values) for part in plan.dense if learns]
@@ -172,6 +179,8 @@ class DenseFrobeniusLookup(torch.autograd.Function):
         ]
         for part in plan.dense:
             lookup_triton.write_columns(part.pack.storage, values, plan.lines(part, values.device), out)
+        if plan.bands.members:
+            ctx.band_parameters = plan.bands.write(values, out)
         for (_, column), vectors in zip(plan.rest, columns, strict=True):
             out[:, column] = vectors
         other.join()
@@ -199,6 +208,8 @@ class DenseFrobeniusLookup(torch.autograd.Function):
             found.extend(None for _ in part.pack.tables)
         for group, u in zip(plan.frobenius.values(), us, strict=True):
             found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])
+        if plan.bands.members:
+            found.extend(plan.bands.gradients(ctx.band_parameters, values, grad))
         for (_, column), dtype in zip(plan.rest, ctx.column_types, strict=True):
             found.append(grad[:, column].to(dtype))
         return None, None, None, None, *found

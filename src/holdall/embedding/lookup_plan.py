@@ -20,7 +20,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from holdall.common.eager import break_graph
+from holdall.common.eager import break_graph, transforms
 from holdall.data.batch import Ids, features_at
 from holdall.embedding.dense_frobenius_lookup import DenseFrobeniusLookup, DenseFrobeniusPlan
 from holdall.embedding.dense_pack import DensePack
@@ -190,7 +190,7 @@ class LookupPlan:
 
     def _mixed_plan(self, route: Route, values: Tensor) -> DenseFrobeniusPlan | None:
         """Kernels that write the vectors of one-hot ids into one output; None where none does."""
-        if not route.mixes or values.is_meta or not takes_triton("the lookup", values):
+        if not route.mixes or values.is_meta or transforms() or not takes_triton("the lookup", values):
             return None
         packs = [group.pack for group in route.packs if _whole_on(values.device, group.pack)]
         key = (route.positions, *(id(pack) for pack in packs))
@@ -206,7 +206,7 @@ class LookupPlan:
         route = self.route(ids)
         if route.only_pack is None:
             mixed = self._mixed_plan(route, ids.values)
-            if mixed is None or mixed.rest or len(set(mixed.dtypes())) != 1:
+            if mixed is None or mixed.rest or mixed.bands.members or len(set(mixed.dtypes())) != 1:
                 return None
             return mixed.row_numbers(ids.values, self.packs[0].storage.dtype)
         pack = route.only_pack.pack

@@ -189,13 +189,21 @@ class BandsTable(Table):
         return ids.is_cuda if self.fixed_shapes is None else self.fixed_shapes
 
     def _rows_of_all(self, ids: Tensor) -> Tensor:
-        """`_rows` in shapes that do not depend on the ids: nothing synchronizes, and a CUDA graph can capture it.
+        """`_rows` in shapes that do not depend on the ids: nothing synchronizes, and a CUDA graph can capture it."""
+        found: Tensor | None = None
+        for table, inside, local in self.by_band(ids):
+            rows = table._rows(local).to(self.row_dtype)
+            found = rows if found is None else torch.where(inside[:, None], rows, found)
+        assert found is not None
+        return found
 
-        Each id also looks up a row of every band it is not in; that row gets a gradient of zero. It is a row of another
-        id, so that lazy optimizers touch no other rows (the first of a band that no id is in).
+    def by_band(self, ids: Tensor) -> Iterator[tuple[Table, Tensor, Tensor]]:
+        """Table of each band, whether each id is in it, and a row of it for each id, without synchronizing.
+
+        An id that is not in the band has a row of another id, so that its gradient of zero makes lazy optimizers touch
+        no other rows (the first of a band that no id is in).
         """
         lowest, highest = torch.aminmax(ids)
-        found: Tensor | None = None
         for band, table in zip(self.bands, self.parts, strict=True):
             if band.start == 0:
                 inside = ids < band.end
@@ -206,10 +214,7 @@ class BandsTable(Table):
             else:
                 inside = (ids >= band.start) & (ids < band.end)
                 other = torch.where(inside, ids, band.start).amax()
-            rows = table._rows(torch.where(inside, ids, other) - band.start).to(self.row_dtype)
-            found = rows if found is None else torch.where(inside[:, None], rows, found)
-        assert found is not None
-        return found
+            yield table, inside, torch.where(inside, ids, other) - band.start
 
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         plain = offsets is None and per_sample_weights is None and self.padding_idx is None

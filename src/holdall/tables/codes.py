@@ -184,16 +184,18 @@ class CodesTable(Table):
         """Store codes [U, parts] of the rows at `place`."""
         self.codes[place] = codes if self.method.bits == 8 else pack_pairs(codes)
 
+    def places(self, codes: Tensor) -> Tensor:
+        """Rows [U, parts] of the codebook that stored codes [U, row_width] name."""
+        parts = self.method.parts
+        places = (codes if self.method.bits == 8 else unpack_pairs(codes, parts)).long()
+        return places if parts == 1 else places + self.codebook.num_words * torch.arange(parts, device=codes.device)
+
     def rows_of_codes(self, codes: Tensor) -> Tensor:
         """Rows [U, dim] of stored codes [U, row_width]."""
-        parts, codebook = self.method.parts, self.codebook
-        if self.method.bits == 4:
-            codes = unpack_pairs(codes, parts)
-        places = codes.long()
-        if parts == 1:
-            return F.embedding(places[:, 0], codebook.words, sparse=self.sparse).to(self.row_dtype)
-        places = places + codebook.num_words * torch.arange(parts, device=codes.device)
-        return F.embedding(places, codebook.words, sparse=self.sparse).to(self.row_dtype).sum(dim=1)
+        places, words = self.places(codes), self.codebook.words
+        if self.method.parts == 1:
+            return F.embedding(places[:, 0], words, sparse=self.sparse).to(self.row_dtype)
+        return F.embedding(places, words, sparse=self.sparse).to(self.row_dtype).sum(dim=1)
 
     def _rows(self, ids: Tensor) -> Tensor:
         return self.rows_of_codes(self.codes.index_select(0, ids))

@@ -245,17 +245,18 @@ class StochasticRoundingTable(QuantizedTable):
                 "and torch.export do not allow: look rows up within torch.no_grad(), or freeze() the table"
             )
 
-        def keep(gradient: Tensor) -> None:
-            if len(self._pending) >= MAX_PENDING:
-                raise ConfigError(
-                    f"{MAX_PENDING} backward passes went through a trainable quantized table and none of their "
-                    "gradients was applied: call apply_gradients(lr) at every step, or zero_pending()"
-                )
-            self._pending.append(RowGradient(ids, gradient))
-
         rows = rows.detach().requires_grad_()
-        rows.register_hook(keep)
+        rows.register_hook(lambda gradient: self.collect(ids, gradient))
         return rows
+
+    def collect(self, ids: Tensor, gradient: Tensor) -> None:
+        """Store the gradient [L, dim] of the rows of `ids` [L] until it is applied."""
+        if len(self._pending) >= MAX_PENDING:
+            raise ConfigError(
+                f"{MAX_PENDING} backward passes went through a trainable quantized table and none of their "
+                "gradients was applied: call apply_gradients(lr) at every step, or zero_pending()"
+            )
+        self._pending.append(RowGradient(ids, gradient))
 
     def pending_gradient(self) -> tuple[Tensor, Tensor]:
         """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
