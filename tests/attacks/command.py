@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing import get_context
@@ -86,6 +87,8 @@ class Running:
         self.pid = os.fork()
         if self.pid == 0:
             _run(words.split(), folder, self._said, fault)
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(self.pid, self.pid)  # here too, so that a kill finds the group at any moment
         self._descriptor = os.pidfd_open(self.pid)
         self._status: int | None = None
 
@@ -105,7 +108,8 @@ class Running:
             os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(self.pid, signal.SIGKILL)
 
     def ends_within(self, seconds: float) -> bool:
         """Whether the command ends in this time."""
