@@ -119,6 +119,8 @@ def test_bad_settings_files(
         (["train", "DATA", "--out", "DATA", "--overwrite"], "is itself an input"),
         (["train", "nowhere", "--out", "DATA", "--overwrite"], "is not a run folder"),
         (["train", "DATA", "--out", "DATA", "--resume"], "is not a run folder"),
+        (["train", "DATA", "--out", "run", "--setting", "rank=2", "--setting", "seed=1"], "--setting is given twice"),
+        (["train", "DATA", "--out", "run", "--batch_size=2", "--batch-size", "4"], "--batch-size is given twice"),
         (["order", "DATA", "--out", "DATA", "--overwrite"], "is itself an input"),
         (["demo", "--out", "DATA", "--overwrite"], "is not a demo folder"),
         (["profile", "DATA", "--out", "DATA"], "is a folder: name the file to write"),
@@ -138,6 +140,20 @@ def test_mistakes_are_named(
     assert message in fails([word.replace("DATA", str(data)) for word in arguments], capsys)
     assert not list(tmp_path.iterdir())
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("command", ["train", "prepare"])
+def test_a_settings_file_in_the_output_is_an_input(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    run = tmp_path / "run"
+    main(["train", str(data), "--out", str(run), "--steps", "1", *FAST])
+    file = run / "mine.toml"
+    file.write_text("seed = 1")
+    words = [command, str(data), "--out", str(run), "--overwrite", "--config", str(file)]
+    assert f"is around the input {file}" in fails(words, capsys)
+    assert file.exists()
+    assert (run / "run.json").exists()
 
 
 @pytest.mark.parametrize("words", [["--bach-size", "3"], ["--consistency", "exact"]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import json
 import os
 import sys
@@ -50,8 +51,10 @@ def prepare(
         config: TOML file with values for the options below; flags take precedence.
     """
     from holdall.commands.inspect import inspect, show
+    from holdall.common.output_folder import refuse_place
     from holdall.data.prepare import prepare as run
 
+    refuse_place(out, () if config is None else [config])
     run(sources, out, settings)
     show(inspect(out))
 
@@ -230,8 +233,11 @@ def train(
         overwrite: Replace an older run; it is removed when the new one has its first checkpoint.
     """
     from holdall.commands.metrics import show_metrics, show_stages
+    from holdall.common.output_folder import refuse_place
     from holdall.training.trainer import train as run
 
+    if config is not None and not resume:
+        refuse_place(out, [config])
     result = run(data, out, settings, resume=resume, overwrite=overwrite)
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all ranks train, rank 0 prints
         return
@@ -420,6 +426,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of any bytes can be printed
     try:
         _refuse_other_encodings(given)
+        _refuse_repeated(given)
         _parse(given)()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended
@@ -475,6 +482,15 @@ def _refuse_other_encodings(given: Sequence[str]) -> None:
                 f"the argument {word.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8: rename the file "
                 f"or folder"
             ) from None
+
+
+def _refuse_repeated(given: Sequence[str]) -> None:
+    """Refuse an option that is given twice: only one of its values would count, without a word about the other."""
+    options = itertools.takewhile(lambda word: word != "--", given)
+    names = [flag(word[2:].partition("=")[0]) for word in options if word.startswith("--")]
+    for number, name in enumerate(names):
+        if name in names[:number]:
+            raise ConfigError(f"{name} is given twice: give it once, with all of its values after it")
 
 
 def _parse(given: Sequence[str]) -> Callable[[], None]:
