@@ -102,6 +102,9 @@ def test_inputs_in_the_run_folder_are_kept(data: Path, run: Path) -> None:
     with pytest.raises(HoldallError, match=r"is around the input .*plan\.json"):
         train(data, run, SMALL.replace(plan=str(run / "plan.json")), quiet=True, overwrite=True)
     assert (run / "plan.json").exists()
+    counts = SMALL.replace(strategy="split", hot_bytes="1KB", profile=str(run / "popularity.json"))
+    with pytest.raises(HoldallError, match=r"is around the input .*popularity\.json"):
+        train(data, run, counts, quiet=True, overwrite=True)
 
 
 @pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}], ids=["resume", "overwrite"])

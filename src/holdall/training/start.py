@@ -24,7 +24,8 @@ from holdall.training.tracking import RunLog
 
 def inputs_of(data: Path, config: TrainConfig) -> list[Path]:
     """Files and folders that a run reads, which its own folder must not replace."""
-    return [data, *([] if config.placement.plan is None else [Path(config.placement.plan)])]
+    named = (config.placement.plan, config.placement.hardware, config.placement.profile)
+    return [data, *(Path(path) for path in named if path is not None)]
 
 
 def check_inputs(data: Path, config: TrainConfig) -> None:
