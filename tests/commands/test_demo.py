@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -30,3 +31,16 @@ def test_the_demo_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         main(["demo", "--out", str(out)])
     assert "exists already" in capsys.readouterr().err
+
+
+def test_overwrite_replaces_demos_of_010_and_nothing_like_them(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    demo(out, rows=600)
+    (out / "demo.json").unlink()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(HoldallError, match="not a demo folder"):
+        demo(out, rows=600, overwrite=True)
+    assert (out / "notes.txt").read_text() == "mine"
+    (out / "notes.txt").unlink()
+    demo(out, rows=700, overwrite=True)
+    assert json.loads((out / "demo.json").read_text())["rows"] == 700

@@ -17,14 +17,31 @@ from holdall.common.output_folder import FolderKind, Output, refuse_place
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
+from holdall.data.schema import DATA_SET
 from holdall.data.splits import TEST, draw_splits
 from holdall.data.synthetic import preset, write_tsv
 from holdall.evaluation.best_possible import best_possible
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
+from holdall.training.tracking import RUN
 from holdall.training.trainer import train
 
-DEMO = FolderKind("demo", "demo.json", "holdall-demo", parts=("data", "dense", "compressed"))
+LOG, PROBABILITY = "clicks.tsv.gz", "clicks.tsv.gz.probability.npy"
+PARTS = {"data": DATA_SET, "dense": RUN, "compressed": RUN}
+
+
+@dataclass(frozen=True)
+class DemoKind(FolderKind):
+    """Kind of a demo's folder; those of 0.1.0 have no marker, but exactly the content of a whole demo."""
+
+    def matches(self, folder: Path) -> bool:
+        if super().matches(folder):
+            return True
+        names = {entry.name for entry in folder.iterdir() if not entry.name.startswith(".holdall-")}
+        return names == {LOG, PROBABILITY, *PARTS} and all(kind.matches(folder / name) for name, kind in PARTS.items())
+
+
+DEMO = DemoKind("demo", "demo.json", "holdall-demo", parts=tuple(PARTS))
 SCALE = 0.002  # of Criteo Kaggle's ids: 68,000 in 26 features, so that 200,000 clicks teach most of them
 
 
@@ -78,7 +95,7 @@ def demo(
 
 def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> DemoResult:
     started = time.perf_counter()
-    log, data = out / "clicks.tsv.gz", out / "data"
+    log, data = out / LOG, out / "data"
     note(f"1. generate a click log of {rows:,} rows in Criteo's layout: {log}")
     write_tsv(preset("criteo-kaggle", scale=SCALE, rows=rows), log)
     note(f"2. prepare  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
@@ -107,7 +124,7 @@ def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> Demo
 
 def _best_possible(log: Path, data: Path, rows: int, options: PrepareConfig) -> dict[str, float]:
     """Metrics of the true probabilities on the rows that `prepare` put into the test split."""
-    probability = np.load(log.with_name(log.name + ".probability.npy"), allow_pickle=False)
+    probability = np.load(log.with_name(PROBABILITY), allow_pickle=False)
     test = draw_splits(np.arange(rows), options.seed, options.valid_fraction, options.test) == TEST
     return best_possible(probability[test], DataSet(data, "test").labels())
 
