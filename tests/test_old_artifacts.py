@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import holdall
 from holdall.cli import main
+from holdall.planning.render import show
+from holdall.training.follow_plan import compare_with_plan
 
 FIXTURES = Path(__file__).parent / "fixtures" / "v0.1.0"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))
@@ -53,10 +56,22 @@ def test_an_old_run_goes_on_to_the_same_losses(name: str, old: Path) -> None:
 def test_old_plans_profiles_and_hardware_load(old: Path) -> None:
     plan = holdall.Plan.load(old / "plan.json")
     assert plan.forecast is not None
-    assert plan.to_json() == json.loads((old / "plan.json").read_text(encoding="utf-8"))
+    document = json.loads((old / "plan.json").read_text(encoding="utf-8"))
+    document["forecast"]["seconds"]["write_back"] = document["forecast"]["seconds"].pop("send_back")
+    assert plan.to_json() == document
     assert holdall.Hardware.load(old / "hardware.json").copy
     profile = holdall.Profile.load(old / "popularity.json")
     profile.check(holdall.Schema.load(old / "data"))
+
+
+def test_an_old_plan_is_shown_and_explained(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--edited", str(old / "plan.json"), "--hardware", str(old / "hardware.json"), "--explain", "C3"]
+    main(["plan", str(old / "data"), *words])
+    assert "limited by" in capsys.readouterr().out
+    plan = holdall.Plan.load(old / "plan.json")
+    show(plan)
+    assert "limited by" in capsys.readouterr().out
+    assert compare_with_plan(replace(plan, world_size=2), {"read": 1e-6, "lookup": 1e-6}, 1e-5)
 
 
 def test_an_old_data_folder_is_read(old: Path) -> None:

@@ -29,6 +29,7 @@ from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from holdall.planning.plan_types import (
+    RENAMED_STAGES,
     STAGES,
     TIERS,
     Bytes,
@@ -308,6 +309,8 @@ def _with_forecast(plan: Plan, given: Mapping[str, Any] | None, where: str) -> P
     """The plan with its forecast, or without it when its choices have been edited since."""
     if given is None or given.get("of") != plan.choices_hash():
         return plan
+    if isinstance(seconds := given.get("seconds"), Mapping):
+        given = {**given, "seconds": {RENAMED_STAGES.get(stage, stage): value for stage, value in seconds.items()}}
     found = decode(given, StoredForecast, where, inside="forecast", cure=AGAIN)
     tables = tuple(replace(table, forecast=found.tables.get(table.name)) for table in plan.tables)
     forecast = Forecast(**{field.name: getattr(found, field.name) for field in fields(Forecast)})

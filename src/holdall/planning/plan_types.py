@@ -13,6 +13,8 @@ Tail = Literal["device", "host", "disk", "compressed", "sharded"]
 PlannedStrategy = Literal["plain", "host", "split", "hot-batches", "two-fold"]
 TIERS = ("device", "host", "disk")
 STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate")
+RENAMED_STAGES = {"send_back": "write_back"}
+"""Stages of plans of 0.1.0, and their names now."""
 """Stages of a step: read the batch, launch kernels, find the host and disk rows it needs, fetch them, look up all rows,
 compute the dense part forward and backward, update rows and dense parameters, write fetched rows back, communicate."""
 
@@ -128,8 +130,13 @@ class StoredForecast(Forecast):
     tables: dict[str, TableForecast]
 
     def __post_init__(self) -> None:
+        for stage in STAGES:
+            if stage not in self.seconds:
+                raise ConfigError(f"'seconds' has no '{stage}'")
+        if not self.step_seconds:
+            raise ConfigError("'step_seconds' is 0")
         for tier in TIERS:
-            if missing := {"tables", "table_state"} - set(self.memory.get(tier, ())):
+            if missing := {"tables", "table_buffers", "table_state"} - set(self.memory.get(tier, ())):
                 raise ConfigError(f"'memory.{tier}' has no '{min(missing)}'")
         if "step" not in self.memory["device"]:
             raise ConfigError("'memory.device' has no 'step'")
