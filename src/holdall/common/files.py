@@ -87,11 +87,23 @@ def _has_own_hash(document: dict[str, Any]) -> bool:
         return False
 
 
+def _refuse_surrogates(document: dict[str, Any], path: Path) -> None:
+    """Raise if a text has half of a surrogate pair, as file names that are not UTF-8 do: it could not be read back."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        text = error.object
+        start, end = text.rfind('"', 0, error.start) + 1, text.find('"', error.start)
+        name = text[start:end].encode("utf-8", "backslashreplace").decode()
+        raise HoldallError(f"{name} is not valid UTF-8, so {path} cannot name it: rename the file or folder") from None
+
+
 def write_json(path: Path, document: dict[str, Any], *, hashed: bool = False) -> None:
     """Write a JSON document atomically: temporary file, fsync, rename. `hashed` adds the hash of its content."""
     if hashed:
         document = json.loads(json.dumps(document))  # keys become text, as they are in the file, and are sorted as such
         document[HASH_KEY] = content_hash(document)
+    _refuse_surrogates(document, path)
     partial = path.with_name(path.name + PARTIAL)
     try:
         with partial.open("w", encoding="utf-8") as file:
