@@ -308,8 +308,11 @@ def test_codes_and_shared_rows_train_and_resume(
     assert len(words) == len(codes) == (2 if method == "codes" else 0)
 
 
-def test_a_run_without_a_checkpoint_says_so(data: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_says_so_before_its_model_is_built(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Trainer(data, tmp_path / "run", SMALL, quiet=True)
+    monkeypatch.delattr(TrainConfig, "build_model")
     with pytest.raises(CheckpointError, match="no complete checkpoint yet"):
         evaluate(tmp_path / "run")
 

@@ -49,19 +49,24 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
         config = config.replace(plan=str(run / PLAN_FILE))  # the run may have moved
     schema = Schema.load(run)
     refuse_other_parts(run, document, schema)
+    folders = (run / BEST, run / CHECKPOINTS)
+    if all(checkpoint.newest(folder) is None for folder in folders):
+        raise _no_checkpoint(run)
     if config.placement.tail == "disk":
         model, tensors = _on_disk(config, schema, pick_device(device))
     else:
         model = config.build_model(schema, device=pick_device(device))
         tensors = model_tensors(model)
-    loaded = checkpoint.load_newest((run / BEST, run / CHECKPOINTS), tensors, prefix="model.")
+    loaded = checkpoint.load_newest(folders, tensors, prefix="model.")
     if loaded is None:
-        raise CheckpointError(
-            f"{run} has no complete checkpoint yet: continue with --resume, or wait for the first one"
-        )
+        raise _no_checkpoint(run)
     path, state = loaded
     refuse_other_run(state, run_fingerprint(document), path)
     return model, config, schema, path
+
+
+def _no_checkpoint(run: Path) -> CheckpointError:
+    return CheckpointError(f"{run} has no complete checkpoint yet: continue with --resume, or wait for the first one")
 
 
 def model_tensors(model: nn.Module) -> dict[str, Any]:
