@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -133,11 +132,18 @@ def train_on(folders: list[str], out: str, settings: dict[str, Any]) -> str:
 
 
 def stopped_by_a_signal(data: str, out: str, settings: dict[str, Any]) -> str:
-    """Only rank 1 gets a signal to stop, while it trains."""
-    if rank() == 1:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    with pytest.raises(KeyboardInterrupt) as caught:
-        train_run(data, out, settings)
+    """Only rank 1 gets a signal to stop, in its fourth step."""
+    loss, step = TrainStep.loss, iter(range(1000))
+
+    def signalled(self: TrainStep, batch: Any, moved: Any) -> Tensor:
+        if next(step) == 3 and rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(self, batch, moved)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "loss", signalled)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            train_run(data, out, settings)
     return str(caught.value)
 
 

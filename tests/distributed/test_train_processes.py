@@ -204,7 +204,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step(data: Path, tmp_path: P
     assert first == second
     step = checkpoint.read(checkpoint.latest(tmp_path / "run" / CHECKPOINTS)).step  # type: ignore[arg-type]
     assert first == f"stopped at step {step}; continue with --resume"
-    assert step > 0
+    assert step in (4, 5)  # the step of the signal, or the next: ranks agree to stop when a step begins
 
 
 def test_a_loss_that_is_no_number_on_one_rank_stops_all_before_the_update(data: Path, tmp_path: Path) -> None:
