@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from holdall.report.svg import Panel, chart, round_values
+from holdall.report.svg import DARK, Panel, chart, round_values
 
 
 def draw(path: Path, panels: list[Panel], **options: object) -> ET.Element:
@@ -62,3 +63,22 @@ def test_one_point(tmp_path: Path) -> None:
 def test_round_values() -> None:
     assert round_values(0.0, 1.0) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert round_values(0.73, 0.762) == pytest.approx([0.73, 0.74, 0.75, 0.76])
+
+
+def test_bars_of_spread_reach_from_low_to_high_over_their_point(tmp_path: Path) -> None:
+    lines = {"a": [(1.0, 1.0), (10.0, 3.0)]}
+    panel = Panel(lines=lines, y_label="y", y_format=str, spreads={"a": [(10.0, 0.0, 5.0)]}, markers=True)
+    drawing = draw(tmp_path / "x.svg", [panel])
+    ((low, _), (x, y)) = places(drawing)[0]
+    numbers = [float(number) for number in re.findall(r"[\d.]+", drawing.findall(".//{*}path")[0].attrib["d"])]
+    bottom, top = numbers[1], numbers[-1]
+    assert numbers[-3] == x != low
+    assert top < y < bottom
+
+
+def test_a_dark_chart_has_dark_paper_and_light_ink(tmp_path: Path) -> None:
+    panel = Panel(lines={"a": [(1.0, 1.0), (2.0, 2.0)]}, y_label="y", y_format=str)
+    drawing = draw(tmp_path / "x.svg", [panel], theme=DARK)
+    assert drawing.findall(".//{*}rect")[0].attrib["fill"] == DARK.paper
+    assert {text.attrib["fill"] for text in drawing.findall(".//{*}text")} >= {DARK.ink, DARK.soft}
+    assert "#222" not in (tmp_path / "x.svg").read_text()

@@ -1,7 +1,7 @@
 """Line charts as small SVG files that a README can show, made without a library and without scripts inside.
 
 Lines have their name at their right end. Lines of the background are thin and grey, without a name. The x axis is
-logarithmic.
+logarithmic. `DARK` is the theme for pages with a dark background.
 """
 
 from __future__ import annotations
@@ -22,7 +22,21 @@ COLOURS = (
     "#3366cc", "#dc3912", "#109618", "#ff9900", "#990099", "#0099c6",
     "#dd4477", "#66aa00", "#b82e2e", "#316395", "#994499", "#22aa99",
 )  # fmt: skip
-INK, SOFT, GRID, GREY = "#222", "#666", "#e6e6e6", "#c4c8cd"
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a chart besides those of its lines."""
+
+    paper: str = "white"
+    ink: str = "#222"
+    soft: str = "#666"
+    grid: str = "#e6e6e6"
+    grey: str = "#c4c8cd"
+
+
+LIGHT = Theme()
+DARK = Theme(paper="#0d1117", ink="#e6edf3", soft="#9aa4af", grid="#252b33", grey="#4a525c")
 
 Points = Sequence[tuple[float, float]]
 Format = Callable[[float], str]
@@ -43,6 +57,8 @@ class Panel:
     background: Sequence[Points] = ()
     """Lines for comparison: thin, grey, without a name."""
     markers: bool = False
+    spreads: Mapping[str, Sequence[tuple[float, float, float]]] = field(default_factory=dict)
+    """Bars (x, low, high) by the name of a line."""
 
 
 def chart(
@@ -56,6 +72,7 @@ def chart(
     x_ticks: Sequence[float] | None = None,
     height: int = 440,
     falling_x: bool = False,
+    theme: Theme = LIGHT,
 ) -> None:
     """Write panels, one below the other, over one logarithmic x axis; `falling_x` puts the largest x at the left."""
     everything = [line for panel in panels for line in (*panel.lines.values(), *panel.background)]
@@ -67,17 +84,17 @@ def chart(
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" font-family="system-ui, -apple-system, Segoe UI, sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        f'<text x="{LEFT}" y="26" font-size="16" font-weight="600" fill="{INK}">{escape(title)}</text>',
-        f'<text x="{LEFT}" y="45" fill="{SOFT}">{escape(subtitle)}</text>',
+        f'<rect width="{WIDTH}" height="{height}" fill="{theme.paper}"/>',
+        f'<text x="{LEFT}" y="26" font-size="16" font-weight="600" fill="{theme.ink}">{escape(title)}</text>',
+        f'<text x="{LEFT}" y="45" fill="{theme.soft}">{escape(subtitle)}</text>',
     ]
     for number, panel in enumerate(panels):
         top = TOP + number * (each + GAP)
         ticks = x_axis.ticks() if x_ticks is None else list(x_ticks)
-        parts += _panel(panel, x_axis, ticks, top, top + each, right)
+        parts += _panel(panel, x_axis, ticks, (top, top + each), right, theme)
     for tick in x_axis.ticks() if x_ticks is None else x_ticks:
-        parts.append(_text(x_axis(tick), height - BOTTOM + 20, x_format(tick), anchor="middle", fill=SOFT))
-    parts.append(_text((LEFT + right) / 2, height - 14, x_label, anchor="middle", fill=INK))
+        parts.append(_text(x_axis(tick), height - BOTTOM + 20, x_format(tick), anchor="middle", fill=theme.soft))
+    parts.append(_text((LEFT + right) / 2, height - 14, x_label, anchor="middle", fill=theme.ink))
     parts.append("</svg>")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(parts) + "\n", encoding="utf-8")
@@ -109,37 +126,42 @@ class _Axis:
         return powers if len(powers) > 1 else [self.low, self.high]
 
 
-def _panel(panel: Panel, x_axis: _Axis, x_ticks: Sequence[float], top: float, bottom: float, right: int) -> list[str]:
+def _panel(
+    panel: Panel, x_axis: _Axis, x_ticks: Sequence[float], place: tuple[float, float], right: int, theme: Theme
+) -> list[str]:
+    top, bottom = place
     ys = [y for line in (*panel.lines.values(), *panel.background) for _, y in line] + list(panel.levels.values())
+    ys += [y for bars in panel.spreads.values() for _, *ends in bars for y in ends]
     low, high = panel.y_range or _with_margin(min(ys), max(ys), panel.log_y)
     y_axis = _Axis(low, high, bottom, top, log=panel.log_y)
     parts = []
     for tick in y_axis.ticks():
         y = y_axis(tick)
-        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(_text(LEFT - 8, y + 4, panel.y_format(tick), anchor="end", fill=SOFT))
+        parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{theme.grid}"/>')
+        parts.append(_text(LEFT - 8, y + 4, panel.y_format(tick), anchor="end", fill=theme.soft))
     for tick in x_ticks:
         x = x_axis(tick)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}" stroke="{SOFT}"/>')
-    parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{bottom:.1f}" y2="{bottom:.1f}" stroke="{SOFT}"/>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{bottom:.1f}" y2="{bottom + 4:.1f}" stroke="{theme.soft}"/>')
+    parts.append(f'<line x1="{LEFT}" x2="{right}" y1="{bottom:.1f}" y2="{bottom:.1f}" stroke="{theme.soft}"/>')
     middle = (top + bottom) / 2
     parts.append(
-        f'<text x="20" y="{middle:.1f}" text-anchor="middle" fill="{INK}" '
+        f'<text x="20" y="{middle:.1f}" text-anchor="middle" fill="{theme.ink}" '
         f'transform="rotate(-90 20 {middle:.1f})">{escape(panel.y_label)}</text>'
     )
     for name, level in panel.levels.items():
         y = y_axis(level)
         parts.append(
-            f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{INK}" stroke-dasharray="5 4"/>'
+            f'<line x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{theme.ink}" stroke-dasharray="5 4"/>'
         )
-        parts.append(_text(LEFT + 6, y - 5, f"{name} {panel.y_format(level)}", fill=INK))
-    parts += [_polyline(points, x_axis, y_axis, GREY, 1.0) for points in panel.background]
+        parts.append(_text(LEFT + 6, y - 5, f"{name} {panel.y_format(level)}", fill=theme.ink))
+    parts += [_polyline(points, x_axis, y_axis, theme.grey, 1.0) for points in panel.background]
     ends: list[tuple[float, float, str, str]] = []  # lines that end at one height are named from left to right
     for number, (name, points) in enumerate(panel.lines.items()):
         colour = COLOURS[number % len(COLOURS)]
         parts.append(_polyline(points, x_axis, y_axis, colour, 2.0))
         if panel.markers:
             parts += [f'<circle cx="{x_axis(x):.1f}" cy="{y_axis(y):.1f}" r="3.5" fill="{colour}"/>' for x, y in points]
+        parts += [_bar(*bar, x_axis, y_axis, colour) for bar in panel.spreads.get(name, ())]
         x, y = max(points, key=lambda point: x_axis(point[0]))
         ends.append((y_axis(y), x_axis(x), name, colour))
     return parts + _end_labels(ends, bottom, right)
@@ -168,6 +190,13 @@ def _end_labels(ends: Sequence[tuple[float, float, str, str]], bottom: float, ri
 def _polyline(points: Points, x_axis: _Axis, y_axis: _Axis, colour: str, width: float) -> str:
     path = " ".join(f"{x_axis(x):.1f},{y_axis(y):.1f}" for x, y in points)
     return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-linejoin="round"/>'
+
+
+def _bar(x: float, low: float, high: float, x_axis: _Axis, y_axis: _Axis, colour: str) -> str:
+    """A vertical bar over a point, with ends."""
+    at, bottom, top = x_axis(x), y_axis(low), y_axis(high)
+    path = f"M{at - 4:.1f} {bottom:.1f}h8M{at - 4:.1f} {top:.1f}h8M{at:.1f} {bottom:.1f}V{top:.1f}"
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.2"/>'
 
 
 def _text(x: float, y: float, text: str, fill: str, anchor: str = "start") -> str:
