@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -108,7 +109,8 @@ class Work:
         return None if entry is None else entry["result"]
 
     def add(self, job: Job, result: dict[str, Any]) -> None:
-        entry = {"key": self.key(job), "job": asdict(job), "commit": environment()["commit"], "result": result}
+        commit = os.environ.get("HOLDALL_COMMIT") or environment()["commit"]
+        entry = {"key": self.key(job), "job": asdict(job), "commit": commit, "result": result}
         self.done[entry["key"]] = entry
         with self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
@@ -162,9 +164,8 @@ def run_set(work: Work, name: str, source: Path, seeds: int, with_rivals: bool) 
             print(f"{where}: {scores}, {result['cpu_seconds']} s", flush=True)
 
 
-def describe(work: Work, name: str, source: Path) -> dict[str, Any]:
+def describe(name: str, data: Path) -> dict[str, Any]:
     """Sizes of a prepared sample, to be read beside every figure from it."""
-    data = work.prepared(name, source)
     schema = DataSet(data).schema
     rows = RULES[name].model.table_rows(schema)
     dense_bytes = 4 * RULES[name].model.dim * sum(rows.values())
@@ -219,7 +220,7 @@ def main() -> None:
             run_set(work, name, arguments.data, *options)
     except HoldallError as error:
         sys.exit(str(error))
-    samples = {name: describe(work, name, arguments.data) for name in arguments.sets}
+    samples = {name: describe(name, work.prepared(name, arguments.data)) for name in arguments.sets}
     found = {name: collect(work, name, *options) for name in arguments.sets}
     tables = compare({name: runs for name, (_, runs) in found.items()}, samples)
     show(tables)

@@ -20,19 +20,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.methods import MODEL
 from benchmarks.rivals import RIVALS, build_rival, rival_optimizer
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
 from holdall.embedding.compress import compress
 from holdall.evaluation.evaluate_model import evaluate_model
-from holdall.models import DCNConfig, Model, ModelConfig, TBSMConfig
+from holdall.models import DCNConfig, DLRMConfig, Model, ModelConfig, TBSMConfig
 from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizer_kinds import OptimizerName
 from holdall.optim.optimizers import Optimizers
 from holdall.tables import HotCold, Method, TensorTrain
 from holdall.tables.budget import suggest
 
+MODEL = DLRMConfig(dim=16, bottom=(64,), top=(64, 32))
+OPTIMIZER: OptimizerName = "rowwise_adagrad"
 HIDDEN, CROSS_LAYERS = (256, 128), 2
 """Sizes of our DCN-v2 and of the libraries' models."""
 DCN_V2 = DCNConfig(dim=MODEL.dim, cross_layers=CROSS_LAYERS, top=HIDDEN, structure="parallel")
@@ -57,6 +59,7 @@ class Rules:
 
 
 RULES = {
+    "planted": Rules(MODEL, batch_size=1024, epochs=2),
     "criteo": Rules(MODEL, batch_size=1024, epochs=2),
     "avazu": Rules(MODEL, batch_size=256, epochs=4, patience=4),
     "bookcrossing": Rules(MODEL, batch_size=2048, epochs=2, evaluations=2, patience=1),
@@ -138,7 +141,7 @@ def build(job: Job, data: Path, config: ModelConfig) -> Model:
 def stepper(model: Model, setting: tuple[float, float]) -> Callable[[Batch], None]:
     """What a step does to a model of ours."""
     lr, table_lr = setting
-    optimizers = Optimizers(model, OptimizerConfig(name="rowwise_adagrad", lr=lr, table_lr=table_lr))
+    optimizers = Optimizers(model, OptimizerConfig(name=OPTIMIZER, lr=lr, table_lr=table_lr))
 
     def step(batch: Batch) -> None:
         F.binary_cross_entropy_with_logits(model(batch), batch.label).backward()
