@@ -83,8 +83,10 @@ def test_a_budget_has_a_limit_only_if_one_is_given(data: Path) -> None:
         released(data, 3.0, budget="1/8", max_auc_loss=0.01)
     with pytest.raises(ConfigError, match="too small"):
         released(data, 3.0, budget="1/999")
-    with pytest.raises(ConfigError, match="--max-auc-loss must be above 0"):
-        released(data, 3.0, max_auc_loss=0.0)
+    with pytest.raises(ConfigError, match="--max-auc-loss must be 0 or more"):
+        released(data, 3.0, max_auc_loss=float("nan"))
+    with pytest.raises(ConfigError, match="--polish must be 0 epochs or more"):
+        released(data, 3.0, polish_epochs=-1)
 
 
 def test_halves_are_random_and_all(data: Path) -> None:

@@ -3,20 +3,21 @@
 Forms are tested in a fixed order, from the largest to the smallest, and the first one that fails ends the search. So
 every form is compared once, on the same rows, and the chance that a released form loses more than the limit is 5%,
 however many were tested (fixed-sequence testing). The form after the first failure is measured too, to show the front,
-and is not released.
+and is not released. Polishing decides by one half of the rows, and then forms are tested on the other half.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdall.common.errors import ConfigError, HoldallError
 from holdall.data.schema import Schema
 from holdall.evaluation.paired import rows_needed
 from holdall.serving.forms import Form, Forms
-from holdall.serving.proof import Comparison
+from holdall.serving.polish import Polish, polish
+from holdall.serving.proof import Comparison, halves
 
 MAX_AUC_LOSS = 0.0005
 """Largest loss of AUC of a release that is given no other."""
@@ -43,6 +44,7 @@ class FrontRow:
     comparison: Comparison
     passes: bool | None
     """Whether the bound is within the limit; None where there is no limit."""
+    polish: Polish | None = None
 
     @property
     def verdict(self) -> str:
@@ -56,6 +58,7 @@ class FrontRow:
             "table_bytes": self.num_bytes,
             "share": self.num_bytes / self.dense_bytes,
             "passes": self.passes,
+            "polish": None if self.polish is None else self.polish.to_json(),
             **self.comparison.to_json(),
         }
 
@@ -87,45 +90,55 @@ def release_model(
     *,
     budget: str | int | float | None = None,
     max_auc_loss: float | None = None,
+    polish_epochs: int = 0,
     note: Callable[[FrontRow], None] = lambda _: None,
 ) -> Released:
     """The form of a budget, or without one the smallest whose loss of AUC has a bound within `max_auc_loss`.
 
     The loss is that on the validation split, compared with the trained model; its bound is the one-sided 95% one.
     Without a budget the limit is 0.0005 unless given; with one there is a limit only if it is given. A `GateError` says
-    that no form is good enough. `note` is called with every form that is looked at.
+    that no form is good enough. With `polish_epochs` every form is trained on for at most so many epochs at each of a
+    few rates. `note` is called with every form that is looked at.
     """
     refuse_unproved(forms)
-    if max_auc_loss is None and budget is None:
-        max_auc_loss = MAX_AUC_LOSS
-    if max_auc_loss is not None and not max_auc_loss > 0:
-        raise ConfigError(f"--max-auc-loss must be above 0, not {max_auc_loss}: a loss of exactly 0 cannot be proved")
+    if polish_epochs < 0:
+        raise ConfigError(f"--polish must be 0 epochs or more, not {polish_epochs}")
+    if max_auc_loss is not None and not max_auc_loss >= 0:
+        raise ConfigError(f"--max-auc-loss must be 0 or more, not {max_auc_loss}")
+    limit = MAX_AUC_LOSS if max_auc_loss is None and budget is None else max_auc_loss
     front: list[FrontRow] = []
     best: tuple[Form, FrontRow] | None = None
-    failures = 0
     for share in LADDER if budget is None else (budget,):
         try:
-            form = forms.fit(share)
-        except ConfigError:
-            if budget is None and front:
+            form, row = _tested(forms, share, limit, polish_epochs)
+        except ConfigError:  # tables cannot be smaller
+            if front:
                 break
             raise
-        comparison = forms.compare(form.model)
-        passes = None if max_auc_loss is None else comparison.loss_bound <= max_auc_loss
-        row = FrontRow(form.budget, form.num_bytes, forms.precision.dense_bytes, comparison, passes)
         front.append(row)
         note(row)
-        if passes is False:
-            failures += 1
-            if failures == MAX_FAILURES:
-                break
-        elif not failures:
+        failures = sum(row.passes is False for row in front)
+        if not failures:
             best = form, row
+        elif failures == MAX_FAILURES:
+            break
     if best is None:
-        assert max_auc_loss is not None
-        raise GateError(_refusal(front, max_auc_loss), front)
+        assert limit is not None
+        raise GateError(_refusal(front, limit), front)
     form, row = best
-    return Released(form, forms.precision.dense_bytes, row.comparison, max_auc_loss, front)
+    return Released(form, forms.precision.dense_bytes, row.comparison, limit, front)
+
+
+def _tested(forms: Forms, budget: str | int | float, limit: float | None, polish_epochs: int) -> tuple[Form, FrontRow]:
+    """The form of a budget, polished where that is asked for, and its comparison with the trained model."""
+    form, polished, rows = forms.fit(budget), None, None
+    if polish_epochs:
+        choosing, rows = halves(len(forms.scores("valid").labels))
+        model, polished = polish(forms, form.model, polish_epochs, choosing)
+        form = replace(form, model=model)
+    comparison = forms.compare(form.model, rows=rows)
+    passes = None if limit is None else comparison.loss_bound <= limit
+    return form, FrontRow(form.budget, form.num_bytes, forms.precision.dense_bytes, comparison, passes, polished)
 
 
 def refuse_unproved(forms: Forms) -> None:

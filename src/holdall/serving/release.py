@@ -68,6 +68,7 @@ def release(
     *,
     budget: str | int | float | None = None,
     max_auc_loss: float | None = None,
+    polish: int = 0,
     as_trained: bool = False,
     data: str | Path | None = None,
     device: str = "auto",
@@ -79,15 +80,17 @@ def release(
     With `budget` (`1/100` of the bytes of its tables, `16MB`) the tables take at most that. Without, the form is the
     smallest whose AUC is at most `max_auc_loss` (0.0005 if None) below that of the trained model, with 95% confidence;
     if there is none, a `GateError` says so and nothing is written. With both, the form of the budget must stay within
-    the limit. `as_trained` keeps the tables as they are. `note` is called with every form that is looked at.
+    the limit. `polish` trains forms on for at most so many epochs, where that is better. `as_trained` keeps the tables
+    as they are. `note` is called with every form that is looked at.
 
     The run's best checkpoint is read. `data` is its data set folder, or another one with the same ids, for id maps,
     training and validation rows.
     """
     out = Path(out)
-    if as_trained and (budget is not None or max_auc_loss is not None):
-        given = "--budget" if budget is not None else "--max-auc-loss"
-        raise ConfigError(f"--as-trained keeps the tables as they are: leave {given} out")
+    given = {"--budget": budget, "--max-auc-loss": max_auc_loss, "--polish": polish or None}
+    if as_trained and any(value is not None for value in given.values()):
+        named = next(name for name, value in given.items() if value is not None)
+        raise ConfigError(f"--as-trained keeps the tables as they are: leave {named} out")
     refuse_place(out, [Path(run)])
     Output(out, BUNDLE, overwrite=overwrite).refuse_existing()
     trained = TrainedRun.load(Path(run), None if data is None else Path(data), device)
@@ -95,7 +98,7 @@ def release(
         model, quality = trained.model, quality_as_trained(trained.model, trained.data)
     else:
         forms = Forms(trained.model, trained.config, trained.data)
-        released = release_model(forms, budget=budget, max_auc_loss=max_auc_loss, note=note)
+        released = release_model(forms, budget=budget, max_auc_loss=max_auc_loss, polish_epochs=polish, note=note)
         model, quality = released.form.model, quality_released(released)
     record = write_bundle(
         out,
