@@ -221,7 +221,8 @@ def test_ctrl_c_exits_130_with_a_checkpoint(data: Path, tmp_path: Path) -> None:
             ["--method", "hot_cold", "--setting", "hot_rows=10", "cold=frobenius", "--min-rows", "300"],
             {"hot_cold", "dense"},
         ),
-        (["--budget", "1/3"], {"robe", "tensor_train", "hashed", "dense"}),
+        (["--budget", "1/3"], {"bands", "shared", "dense"}),
+        (["--budget", "1/16"], {"bands", "shared", "quantized", "dense"}),
         (["--method", "hashed", "--budget", "2KB"], {"hashed", "dense"}),
     ],
 )

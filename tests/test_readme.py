@@ -109,7 +109,7 @@ def test_results_are_those_of_their_run_cards() -> None:
         "accuracy": [
             f"dense {auc['criteo', 'dlrm', '1']:.4f}",
             f"trained further {auc['criteo', 'hot_cold fit', '1/20']:.4f}",
-            f"as `--budget` does, {auc['criteo', 'auto', '1/20']:.4f}",
+            f"as `suggest` does without counts, {auc['criteo', 'auto', '1/20']:.4f}",
             f"{min(from_start):.4f} to {max(from_start):.4f}",
         ],
         "links": [f"{min(ratios):.1f} to {max(ratios):.1f} times"],

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 import holdall
 from holdall import Profile, ProfileConfig
 from holdall.common.errors import DataError
+from holdall.common.falling_estimate import falling_estimate
 from holdall.data.columns import Ragged
 from holdall.data.splits import hash_numbers
 from holdall.popularity.choose_hot_rows import hot_rows
-from holdall.popularity.curves import ClusterShares, falling_estimate, t_quantile
+from holdall.popularity.curves import ClusterShares, t_quantile
 from holdall.popularity.prepared_counts import choose_blocks
 from holdall.popularity.stream_counts import FeatureStream
 from tests.popularity.planted_sets import in_popularity_order, write_set, zipf

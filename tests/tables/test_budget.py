@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from holdall.common.errors import ConfigError
 from holdall.tables import METHODS, Dense, Hashed, Method, Robe, TensorTrain
-from holdall.tables.budget import TableSize, divide_budget, suggest
+from holdall.tables.budget import divide_budget, suggest
+from holdall.tables.table_size import TableSize
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = st.builds(

@@ -14,11 +14,14 @@ from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
 from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.models.model import table_rows
 from holdall.serving.bundle import is_bundle, open_bundle
 from holdall.serving.render import describe, show_bundle
+from holdall.tables.describe import describe_method
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.same_data import DATA_SET
-from holdall.training.tracking import RUN_FILE, read_metrics, read_run
+from holdall.training.table_methods import stored_methods
+from holdall.training.tracking import RUN_FILE, RunRecord, read_metrics, read_run
 
 
 def inspect(path: str | Path) -> dict[str, Any]:
@@ -76,10 +79,18 @@ def _run(path: Path) -> dict[str, Any]:
         "hardware": document["hardware"],
         "config": document["config"],
         "data_set": document.get(DATA_SET),
+        "tables": _tables(path, document),
         "last": last,
         "checkpoint": saved.name if saved else None,
         "best": best.name if best else None,
     }
+
+
+def _tables(path: Path, document: RunRecord) -> dict[str, str]:
+    """Words for the method of each table that `run.json` has."""
+    methods = stored_methods(path, document) or {}
+    num_rows = table_rows(Schema.load(path)) if methods else {}
+    return {name: describe_method(method, num_rows[name]) for name, method in methods.items() if name in num_rows}
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
@@ -128,6 +139,11 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
 def _show_run(found: dict[str, Any], console: Console) -> None:
     settings = {name: value for name, value in found["config"]["train"].items() if value is not None}
     console.print(", ".join(f"{name}={value}" for name, value in settings.items()), style="dim")
+    if found["tables"]:
+        tables = table("table", "stored as")
+        for name, words in found["tables"].items():
+            tables.add_row(name, words)
+        console.print(tables)
     metrics = table("split", "step", "metrics")
     for split, row in found["last"].items():
         values = [f"{k} {v:.5g}" for k, v in row.items() if isinstance(v, float)]

@@ -67,18 +67,7 @@ class IdMap:
 
     @classmethod
     def load(cls, path: str | Path) -> IdMap:
-        try:
-            with pa.memory_map(str(path)) as file:
-                table = pa.ipc.open_file(file).read_all()
-        except FileNotFoundError:
-            raise DataError(f"the id map {path} is missing: prepare the data set again") from None
-        except (OSError, pa.ArrowException) as error:
-            raise DataError(f"the id map {path} cannot be read ({error}): prepare the data set again") from error
-        if not table.schema.equals(FILE_SCHEMA):
-            columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
-            raise DataError(f"{path} is not an id map: its columns are {columns}; prepare the data set again")
-        if table["count"].null_count:
-            raise DataError(f"the id map {path} has values without a count: prepare the data set again")
+        table = _read_file(path)
         values = table["value"].cast(pa.large_string()).combine_chunks()
         if values.null_count != 1:
             raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
@@ -127,6 +116,23 @@ class IdMap:
         order = np.argsort(hashes, kind="stable")
         order = order[order != self.unseen]
         return hashes[order], order.astype(self.dtype)
+
+
+def _read_file(path: str | Path) -> pa.Table:
+    """The columns `value` and `count` of an id map, mapped into memory."""
+    try:
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+    except FileNotFoundError:
+        raise DataError(f"the id map {path} is missing: prepare the data set again") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"the id map {path} cannot be read ({error}): prepare the data set again") from error
+    if not table.schema.equals(FILE_SCHEMA):
+        columns = ", ".join(f"{field.name} ({field.type})" for field in table.schema)
+        raise DataError(f"{path} is not an id map: its columns are {columns}; prepare the data set again")
+    if table["count"].null_count:
+        raise DataError(f"the id map {path} has values without a count: prepare the data set again")
+    return table
 
 
 def id_dtype(num_rows: int) -> type[np.int32 | np.int64]:
@@ -190,6 +196,19 @@ def load_id_map(folder: str | Path, feature: str, schema: Schema) -> IdMap:
     path = id_map_path(folder, feature)
     check_other_file(Path(folder), path, schema)
     return IdMap.load(path)
+
+
+def load_counts(folder: str | Path, feature: str, schema: Schema) -> npt.NDArray[np.int64]:
+    """[num_rows] occurrences of the ids of a feature's table in the training split, over all features of the table.
+
+    The values of the map are not read.
+    """
+    path, num_rows = id_map_path(folder, feature), schema.feature(feature).num_rows
+    check_other_file(Path(folder), path, schema)
+    counts = _read_file(path)["count"].to_numpy().copy()
+    if len(counts) != num_rows or (counts < 0).any():
+        raise DataError(f"the id map {path} does not fit schema.json: prepare the data set again")
+    return counts
 
 
 def reserve_id_maps(folder: Path, features: Sequence[str], tables: Sequence[str]) -> None:

@@ -17,8 +17,9 @@ from holdall.embedding.compression_report import CompressedTable, CompressionRep
 from holdall.embedding.model_tables import ModelTable, find_tables, replace_tables
 from holdall.embedding.old_weights import OldWeight, warning_of_holders
 from holdall.tables import Dense, Method, Table, share_codebooks
-from holdall.tables.budget import MIN_ROWS, TableSize, divide_budget
+from holdall.tables.budget import MIN_ROWS, divide_budget
 from holdall.tables.fit_tables import fit_tables
+from holdall.tables.table_size import TableSize
 
 TINY_ROWS = 16
 """Tables of at most so many rows stay dense under any budget: there is nothing to save, and their ids would merge."""

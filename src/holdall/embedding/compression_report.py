@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table as RichTable
 
 from holdall.common.sizes import readable_bytes
 from holdall.tables import Method
+from holdall.tables.describe import describe_method
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,8 @@ class CompressionReport:
         for line in self.tables:
             error = "" if line.error is None else f"{line.error:.4f}"
             sizes = (readable_bytes(line.bytes_before), readable_bytes(line.bytes_after))
-            shown.add_row(
-                _names(line.name, line.other_names), _brief(line.method), f"{line.rows:,}", str(line.dim), *sizes, error
-            )
+            method = describe_method(line.method, line.rows)
+            shown.add_row(_names(line.name, line.other_names), method, f"{line.rows:,}", str(line.dim), *sizes, error)
         return shown
 
     def _left_lines(self) -> RichTable:
@@ -106,13 +106,6 @@ def _columns(*names: str, text: int) -> RichTable:
 
 def _names(name: str, others: tuple[str, ...]) -> str:
     return name + "".join(f"\n= {other}" for other in others)
-
-
-def _brief(method: Method) -> str:
-    """A method with the settings that are not its defaults."""
-    settings = {found.name: getattr(method, found.name) for found in fields(method)}
-    chosen = [f"{name}={settings[name]!r}" for name in settings if settings[name] != getattr(type(method), name, ...)]
-    return f"{type(method).__name__}({', '.join(chosen)})"
 
 
 def _printed(shown: RichTable) -> str:

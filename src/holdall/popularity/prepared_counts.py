@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import DataError, IdError
+from holdall.common.falling_estimate import falling_estimate
 from holdall.data.columns import Columns
 from holdall.data.dataset import DataSet
-from holdall.popularity.curves import CONFIDENCE, ClusterShares, cumulative_at, falling_estimate, log_grid, rounded
+from holdall.popularity.curves import CONFIDENCE, ClusterShares, cumulative_at, log_grid, rounded
 from holdall.popularity.drift import Drift, DriftTracker
 from holdall.popularity.profile import Curve, FeatureProfile, HotCurve, Profile, Sample, Source
 from holdall.popularity.reuse import ReuseTracker

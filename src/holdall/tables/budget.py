@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.sizes import parse_budget, readable_bytes
 from holdall.tables.dense import Dense
 from holdall.tables.hashed import Hashed
 from holdall.tables.method import Method
+from holdall.tables.popular_rows import keep_popular_rows
 from holdall.tables.robe import Robe
+from holdall.tables.table_size import TableSize
 from holdall.tables.tensor_train import TensorTrain
 
 MIN_ROWS = 1_000
@@ -20,29 +22,6 @@ MIN_ROWS = 1_000
 ROBE_SHARE = 50
 NAMED_TABLES = 4
 """Tables that the error of a budget names, largest first."""
-
-
-@dataclass(frozen=True)
-class TableSize:
-    """Size of one table of a model, as far as a budget needs it."""
-
-    num_rows: int
-    dim: int
-    dtype: torch.dtype = torch.float32
-    """Type of the table's numbers, dense or compressed."""
-    extra_bytes: int = 0
-    """Bytes that a compressed table takes beside those of its method."""
-    training: bool = False
-    """Whether the table is to train from fresh rows: its method is one that trains."""
-
-    @property
-    def dense_bytes(self) -> int:
-        return self.num_rows * self.dim * self.dtype.itemsize
-
-    def bytes_by(self, method: Method) -> int:
-        """Bytes of the table when `method` stores it."""
-        extra = 0 if isinstance(method, Dense) else self.extra_bytes
-        return method.num_bytes(self.num_rows, self.dim, self.dtype) + extra
 
 
 def suggest(
@@ -54,6 +33,8 @@ def suggest(
     min_rows: int = 0,
     dtype: torch.dtype | Mapping[str, torch.dtype] = torch.float32,
     training: bool = False,
+    counts: Mapping[str, Tensor] | None = None,
+    row_state: int = 0,
 ) -> dict[str, Method]:
     """A method for every table such that all of them take at most `budget` in total.
 
@@ -63,6 +44,12 @@ def suggest(
     share. A table whose share is below the smallest setting of the method gets that setting. A budget that cannot be
     kept is an error, which has the smallest one that can. `auto` is the choice of `auto_method`. With `training`,
     methods have the form that trains fresh rows (`Method.for_training`), and settings that do not train are left out.
+
+    With `counts` [num_rows] of every table, the lookups of each row in training, `auto` cuts all tables into bands:
+    rows of their own for the ids that are looked up most per byte, over all tables together, and one row for the rest
+    of a table (`keep_popular_rows`). Kept rows are dense, or with `training` 8-bit codes below a fifteenth of the dense
+    bytes. `row_state` is the bytes of optimizer state of a row: tables with their state then take at most the same
+    share of dense tables with theirs.
     """
     dims = dim if isinstance(dim, Mapping) else dict.fromkeys(cardinalities, dim)
     dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(cardinalities, dtype)
@@ -70,19 +57,28 @@ def suggest(
         if missing := [name for name in cardinalities if name not in found]:
             raise ConfigError(f"table '{missing[0]}' has no {what}: give one for every table, or one for all")
     sizes = {
-        name: TableSize(num_rows, dims[name], dtypes[name], training=training)
+        name: TableSize(num_rows, dims[name], dtypes[name], training=training, row_state=row_state)
         for name, num_rows in cardinalities.items()
     }
-    return divide_budget(sizes, budget, method, min_rows=min_rows)
+    return divide_budget(sizes, budget, method, min_rows=min_rows, counts=counts)
 
 
 def divide_budget(
-    sizes: Mapping[str, TableSize], budget: str | int | float, method: str | type[Method] = "auto", *, min_rows: int = 0
+    sizes: Mapping[str, TableSize],
+    budget: str | int | float,
+    method: str | type[Method] = "auto",
+    *,
+    min_rows: int = 0,
+    counts: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Method]:
     """A method for every table such that all of them take at most `budget` in total: see `suggest`."""
     kind = find_method(method) if isinstance(method, str) and method != "auto" else method
     whole = sum(size.dense_bytes for size in sizes.values())
     available = parse_budget(budget, whole)
+    if counts is not None:
+        if kind != "auto":
+            raise ConfigError(f"counts choose bands of rows by themselves: leave out counts or method {method}")
+        return keep_popular_rows(sizes, available, counts, min_rows=min_rows)
     if available >= whole:
         return dict.fromkeys(sizes, Dense())
     fixed: dict[str, Method] = {name: Dense() for name, size in sizes.items() if size.num_rows < min_rows}
@@ -121,7 +117,7 @@ def auto_method(num_rows: int, dim: int, num_bytes: int) -> Method | None:
     planted clicks at three of four; on Book-Crossing, of few features and many ids, it was far worse below a
     fiftieth, where the tensor train was at most 0.006 of AUC from the best of them on all three
     (benchmarks/results/methods.json). The rule comes from these test scores: no other data has confirmed it. Shares of
-    a few rows get a hashed table, less than one row None.
+    a few rows get a hashed table, less than one row None. Budgets that are divided by counts do not use it.
     """
     kinds = (Robe, TensorTrain, Hashed) if num_bytes * ROBE_SHARE >= 4 * num_rows * dim else (TensorTrain, Hashed)
     return next((found for kind in kinds if (found := _for_bytes(kind, num_rows, dim, num_bytes))), None)

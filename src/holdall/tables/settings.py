@@ -6,10 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from holdall.common.errors import ConfigError
 from holdall.common.settings import name_and_value, plain_value
-from holdall.tables import METHODS, Dense, Method, method_from_json
+from holdall.tables import METHODS, Bands, Dense, Method, method_from_json
 from holdall.tables.budget import MIN_ROWS, find_method, suggest
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableUsage:
+    """Use of the tables of a run, which a budget is divided by."""
+
+    counts: Mapping[str, Tensor]
+    """Lookups [num_rows] of every row in training, by table."""
+    row_state: int = 0
+    """Bytes of optimizer state of a row."""
+    codes_train: bool = True
+    """Whether 8-bit codes can train, as they can in one process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +37,8 @@ class TableSettings:
     setting: tuple[str, ...] = ()
     """Further settings of the method, such as terms=4 or buckets=10000."""
     budget: str | None = None
-    """Size of all tables in total, such as 16MB, or a share of their dense bytes, such as 1/20."""
+    """Size of all tables in total, such as 16MB, or a share of their dense bytes, such as 1/20. Popular ids keep rows
+    of their own, unless a method is named."""
     min_rows: int | None = None
     """Tables with fewer rows stay dense. When absent, the budget decides, and 1,000 rows without a budget."""
     table_dtype: Literal["float32", "bf16", "fp16"] = "float32"
@@ -50,18 +65,38 @@ class TableSettings:
         else:
             self._given_method()
 
-    def methods(self, num_rows: Mapping[str, int], dim: int) -> dict[str, Method] | None:
-        """Method of each table, by table name, for tables of `num_rows` rows; None when all are dense in float32."""
-        methods = self._compressed(num_rows, dim)
+    @property
+    def uses_counts(self) -> bool:
+        """Whether the budget is divided by how often rows are looked up."""
+        return self.budget is not None and self.method in (None, "auto")
+
+    def methods(
+        self, num_rows: Mapping[str, int], dim: int, usage: TableUsage | None = None
+    ) -> dict[str, Method] | None:
+        """Method of each table, by table name, for tables of `num_rows` rows; None when all are dense in float32.
+
+        `usage` is what a budget is divided by if `uses_counts`; without it, the budget is divided by bytes alone.
+        """
+        methods = self._compressed(num_rows, dim, usage)
         if self.table_dtype == "float32":
             return methods
         dense = Dense(dtype="bfloat16" if self.table_dtype == "bf16" else "float16")
         found = methods or {}
-        return {name: dense if found.get(name, Dense()) == Dense() else found[name] for name in num_rows}
+        return {name: _with_dense(found.get(name, Dense()), dense) for name in num_rows}
 
-    def _compressed(self, num_rows: Mapping[str, int], dim: int) -> dict[str, Method] | None:
+    def _compressed(self, num_rows: Mapping[str, int], dim: int, usage: TableUsage | None) -> dict[str, Method] | None:
         if self.method is None and self.budget is None:
             return None
+        if self.budget is not None and usage is not None and self.uses_counts:
+            return suggest(
+                num_rows,
+                dim,
+                self.budget,
+                min_rows=self.min_rows or 0,
+                training=usage.codes_train,
+                counts=usage.counts,
+                row_state=usage.row_state,
+            )
         if self.budget is not None:
             return suggest(
                 num_rows, dim, self.budget, self.method or "auto", min_rows=self.min_rows or 0, training=True
@@ -82,3 +117,10 @@ class TableSettings:
         trained = given.for_training()
         is_free = all(getattr(trained, name) == getattr(given, name) for name in document if name != "method")
         return trained if is_free else given
+
+
+def _with_dense(method: Method, dense: Dense) -> Method:
+    """A method with `dense` in the place of dense rows of the table's own type."""
+    if isinstance(method, Bands):
+        return Bands(tuple((end, _with_dense(band, dense)) for end, band in method.bands))
+    return dense if method == Dense() else method

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,7 +17,7 @@ from holdall.optim.config import OptimizerConfig
 from holdall.planning.plan import Plan
 from holdall.planning.strategy_kinds import names_with
 from holdall.tables import Method
-from holdall.tables.settings import TableSettings
+from holdall.tables.settings import TableSettings, TableUsage
 from holdall.training.setting_groups import (
     MAY_CHANGE,
     CheckpointSettings,
@@ -96,21 +97,32 @@ class TrainConfig(Settings):
             )
 
     def build_model(
-        self, schema: Schema, *, device: torch.device | str = "cpu", dense_device: torch.device | str | None = None
+        self,
+        schema: Schema,
+        methods: Mapping[str, Method] | None = None,
+        *,
+        device: torch.device | str = "cpu",
+        dense_device: torch.device | str | None = None,
     ) -> Model:
-        """The model these settings describe, freshly initialised, for a data set; devices as `ModelConfig.build`."""
-        methods = self.table_methods(schema)
+        """The model these settings describe, freshly initialised, for a data set; devices as `ModelConfig.build`.
+
+        `methods` are those of the tables of a run, by table (`training.table_methods`); `table_methods` when None.
+        """
+        methods = self.table_methods(schema) if methods is None else methods
         model = self.model.model_config().build(schema, methods, device=device, dense_device=dense_device)
         if self.tables.table_dtype != "float32":
             model.bags.vector_dtype = torch.float32
         return model
 
-    def table_methods(self, schema: Schema) -> dict[str, Method] | None:
-        """Method of each table, by table name: of the plan if there is one; None when all are dense in float32."""
+    def table_methods(self, schema: Schema, usage: TableUsage | None = None) -> dict[str, Method] | None:
+        """Method of each table, by table name: of the plan if there is one; None when all are dense in float32.
+
+        `usage` as in `TableSettings.methods`.
+        """
         if self.placement.plan is not None:
             return Plan.load(self.placement.plan).methods()
         model = self.model.model_config()
-        return self.tables.methods(model.table_rows(schema), model.dim)
+        return self.tables.methods(model.table_rows(schema), model.dim, usage)
 
     def optimizer_config(self) -> OptimizerConfig:
         """The optimizer to build, with the run's seed if rows are rounded stochastically."""

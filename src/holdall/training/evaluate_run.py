@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdall.evaluation.evaluate_model import evaluate_model, rank_model
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.evaluation.ranking import K
 from holdall.models.model import Model
+from holdall.tables import Method
 from holdall.tables.table import HASH_SEED
 from holdall.tiers.placement import place
 from holdall.training.config import TrainConfig
@@ -31,6 +33,7 @@ from holdall.training.same_data import (
     refuse_replaced_data,
     run_fingerprint,
 )
+from holdall.training.table_methods import stored_methods
 from holdall.training.tracking import read_run
 
 CHECKPOINTS = "checkpoints"
@@ -52,10 +55,11 @@ def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConf
     folders = (run / BEST, run / CHECKPOINTS)
     if all(checkpoint.newest(folder) is None for folder in folders):
         raise _no_checkpoint(run)
+    methods = stored_methods(run, document)
     if config.placement.tail == "disk":
-        model, tensors = _on_disk(config, schema, pick_device(device))
+        model, tensors = _on_disk(config, schema, methods, pick_device(device))
     else:
-        model = config.build_model(schema, device=pick_device(device))
+        model = config.build_model(schema, methods, device=pick_device(device))
         tensors = model_tensors(model)
     loaded = checkpoint.load_newest(folders, tensors, prefix="model.")
     if loaded is None:
@@ -75,10 +79,12 @@ def model_tensors(model: nn.Module) -> dict[str, Any]:
     return {f"model.{name}": tensor for name, tensor in state if name.rsplit(".", 1)[-1] != HASH_SEED}
 
 
-def _on_disk(config: TrainConfig, schema: Schema, device: torch.device) -> tuple[Model, dict[str, Any]]:
+def _on_disk(
+    config: TrainConfig, schema: Schema, methods: Mapping[str, Method] | None, device: torch.device
+) -> tuple[Model, dict[str, Any]]:
     """A model whose tables are in nameless files of the temporary folder, and the tensors to load a checkpoint into."""
     torch.manual_seed(config.seed)  # decides the initial values of untouched rows
-    model = config.build_model(schema, dense_device="meta")
+    model = config.build_model(schema, methods, dense_device="meta")
     hot = dict.fromkeys((name for pack in model.bags.packs for name in pack.tables), 0)
     tiers = place(model, hot, device, tails=dict.fromkeys(hot, "disk"), folder=Path(tempfile.gettempdir()))
     tensors = model_tensors(model)

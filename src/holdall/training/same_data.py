@@ -17,6 +17,8 @@ DATA_SET = "data_set"
 """Key of run.json: the fingerprints of the data set."""
 PLAN = "plan"
 """Key of run.json: the SHA-256 of the copy of the plan that was followed."""
+TABLES = "tables"
+"""Key of run.json: the method of each table, unless all are dense in float32 or a plan has them."""
 RUN = "run"
 """Key of a checkpoint's state: the fingerprint of its run."""
 
@@ -30,10 +32,11 @@ def made_from(schema: Schema, plan: Path | None) -> dict[str, Any]:
 
 
 def run_fingerprint(document: Mapping[str, Any]) -> str | None:
-    """SHA-256 of the settings, data set and plan in a `run.json`; None for one of an earlier version."""
+    """SHA-256 of the settings, data set, plan and tables in a `run.json`; None for one of an earlier version."""
     if DATA_SET not in document:
         return None
-    return json_digest({"train": document["config"]["train"], **{key: document.get(key) for key in (DATA_SET, PLAN)}})
+    made_of = {key: document.get(key) for key in (DATA_SET, PLAN, *([TABLES] if TABLES in document else []))}
+    return json_digest({"train": document["config"]["train"], **made_of})
 
 
 def refuse_other_data(found: Schema, expected: Schema, folder: Path) -> None:

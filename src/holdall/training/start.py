@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from holdall.common.environment import versions
 from holdall.common.errors import ConfigError
@@ -13,7 +14,6 @@ from holdall.data.dataset import DataSet
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.distributed.processes import Processes
-from holdall.optim.table_bytes import TableBytes
 from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
@@ -63,11 +63,12 @@ def open_run_log(
     schema: Schema,
     config: TrainConfig,
     processes: Processes,
-    peak_bytes: TableBytes,
+    found: Mapping[str, Any],
     resumed_at: int | None,
 ) -> RunLog | None:
     """The log of a run, on rank 0: that of the run resumed at a step, or a new one with its `run.json` and schema.
 
+    `found` are further fields of a new `run.json`: what the settings and the data set gave.
     The other ranks wait, since a collective of their first step would time out sooner.
     """
     opened: list[RunLog] = []
@@ -80,7 +81,7 @@ def open_run_log(
         schema.save(out)
         settings = {"data": str(data.resolve()), "train": config.to_json()}
         plan = None if config.placement.plan is None else out / PLAN_FILE
-        opened.append(RunLog.create(out, settings, made_from=made_from(schema, plan), peak_bytes=peak_bytes.to_json()))
+        opened.append(RunLog.create(out, settings, found={**made_from(schema, plan), **found}))
         clear_mark(out)  # the run has started: run.json tells what the folder is
 
     processes.on_rank_zero(open_log)

@@ -57,11 +57,10 @@ class RunLog:
         folder: Path,
         config: Mapping[str, Any],
         *,
-        made_from: Mapping[str, Any] | None = None,
-        peak_bytes: Mapping[str, int] | None = None,
+        found: Mapping[str, Any] | None = None,
         tensorboard: bool = True,
     ) -> RunLog:
-        """Write `run.json` with the configuration, the fingerprints `made_from` and the environment; start a log."""
+        """Write `run.json` with the configuration, the fields `found` and the environment; start a log."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         document = {
@@ -69,8 +68,7 @@ class RunLog:
             "version": VERSION,
             "started": _now(),
             "config": dict(config),
-            **(made_from or {}),
-            **({} if peak_bytes is None else {"peak_bytes": dict(peak_bytes)}),
+            **(found or {}),
             **environment(),
             "resumed": [],
         }
@@ -137,6 +135,8 @@ class RunRecord(TypedDict):
     commit: NotRequired[str | None]
     data_set: NotRequired[dict[str, Any]]
     plan: NotRequired[str | None]
+    tables: NotRequired[dict[str, dict[str, Any]]]
+    """Method of each table, where a run of this version has other than dense float32 tables and no plan."""
     resumed: NotRequired[list[dict[str, Any]]]
 
 

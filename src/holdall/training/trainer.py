@@ -34,11 +34,19 @@ from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_
 from holdall.training.resume_check import refuse_other_settings
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
-from holdall.training.same_data import RUN, refuse_other_data, refuse_other_parts, refuse_other_rows, run_fingerprint
+from holdall.training.same_data import (
+    RUN,
+    TABLES,
+    refuse_other_data,
+    refuse_other_parts,
+    refuse_other_rows,
+    run_fingerprint,
+)
 from holdall.training.start import agree_on_run, check_inputs, inputs_of, open_run_log, refuse_frozen_tables
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
+from holdall.training.table_methods import choose_methods, describe_tables, methods_to_json
 from holdall.training.tracking import BAD_BATCH_FILE, RUN_FILE, read_run, save_batch
 from holdall.training.validation import Validation
 
@@ -124,18 +132,20 @@ class Trainer:
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
-        refuse_frozen_tables(config.table_methods(self.schema))
+        methods = choose_methods(config, self.data, out, resume=resume, processes=processes)
+        refuse_frozen_tables(methods)
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         self.validation = Validation(data, self.schema, config.evaluation)
         torch.manual_seed(config.seed)
-        self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes)
+        self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes, methods)
         self.model, self.loader = self.strategy.model, self.strategy.loader
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.peak_bytes = count_table_bytes(self.model, self.optimizers.config.kind)
         self.strategy.attach(self.optimizers)
         self._say(self.strategy.describe())
+        self._say(describe_tables(methods, config.model.model_config().table_rows(self.schema)))
         self._say(str(self.peak_bytes))
         self.steps = TrainStep(config, self.strategy, self.optimizers, self._refuse_batch)
         self.checkpoints = RunCheckpoints(out, config.checkpoint, self.strategy, self.optimizers)
@@ -155,7 +165,10 @@ class Trainer:
         if rank_log is not None:
             rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
         resumed_at = self.step if resumed else None
-        self.log = open_run_log(out, data, self.schema, config, processes, self.peak_bytes, resumed_at)
+        found: dict[str, Any] = {"peak_bytes": self.peak_bytes.to_json()}
+        if methods is not None and self.plan is None:
+            found[TABLES] = methods_to_json(methods)
+        self.log = open_run_log(out, data, self.schema, config, processes, found, resumed_at)
         if self.log is not None:
             self.fingerprint = run_fingerprint(read_run(out))
 

@@ -8,7 +8,7 @@ Its capabilities are in `planning.strategy_kinds`, and `registry` finds its clas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from holdall.planning.plan import Plan
 from holdall.planning.strategy_kinds import StrategyKind
 from holdall.runtime.batch_prefetch import prefetch_to_device
 from holdall.runtime.stage_times import StageTimes
+from holdall.tables import Method
 from holdall.training.config import TrainConfig
 from holdall.training.strategies.gradient_exchange import GradientExchange
 
@@ -69,11 +70,14 @@ class Strategy(ABC):
         scratch: Path,
         plan: Plan | None = None,
         processes: Processes = SINGLE_PROCESS,
+        methods: Mapping[str, Method] | None = None,
     ):
         self.config, self.data, self.device, self.plan = config, data, device, plan
         self.scratch = scratch
         """Folder for files that are deleted when the run ends."""
         self.processes = processes
+        self.methods = methods
+        """Method of each table; those of the settings when None."""
         self.stages = StageTimes(device)
         self.model = self._build_model()
         self.loader = self._build_loader()

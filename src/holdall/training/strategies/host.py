@@ -20,7 +20,7 @@ class HostStrategy(Strategy):
     _bytes = 0
 
     def _build_model(self) -> Model:
-        model = self.config.build_model(self.data.schema)
+        model = self.config.build_model(self.data.schema, self.methods)
         move_dense_part(model, self.device)
         model.bags.output_device = self.device
         for pack in model.bags.packs:

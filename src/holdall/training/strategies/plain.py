@@ -16,4 +16,4 @@ class PlainStrategy(Strategy):
     kind = STRATEGY_KINDS["plain"]
 
     def _build_model(self) -> Model:
-        return self.config.build_model(self.data.schema, device=self.device)
+        return self.config.build_model(self.data.schema, self.methods, device=self.device)

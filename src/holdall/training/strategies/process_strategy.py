@@ -39,7 +39,7 @@ class ProcessStrategy(Strategy):
 
     def _build_model(self) -> Model:
         """The model with all tables on every rank."""
-        return self.config.build_model(self.data.schema, device=self.device)
+        return self.config.build_model(self.data.schema, self.methods, device=self.device)
 
     @functools.cached_property
     def collectives(self) -> Collectives:

@@ -33,7 +33,7 @@ class SplitStrategy(Strategy):
 
     def _build_model(self) -> Model:
         config = self.config
-        model = config.build_model(self.data.schema, device=self.device, dense_device="meta")
+        model = config.build_model(self.data.schema, self.methods, device=self.device, dense_device="meta")
         packed = packed_tables(model)
         self.hot_rows = self._choose_hot_rows(model, packed)
         shutil.rmtree(self.scratch, ignore_errors=True)  # left by a run that was killed; its checkpoint has the rows

@@ -27,7 +27,7 @@ class TableWiseStrategy(ProcessStrategy):
     kind = STRATEGY_KINDS["table-wise"]
 
     def _build_model(self) -> Model:
-        model = self.config.build_model(self.data.schema, dense_device="meta")
+        model = self.config.build_model(self.data.schema, self.methods, dense_device="meta")
         bags = model.bags
         num_bytes = {name: bags.table(name).num_bytes() for name in dict.fromkeys(bags.features.values())}
         loads = {name: float(list(bags.features.values()).count(name)) for name in num_bytes}

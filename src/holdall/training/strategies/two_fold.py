@@ -48,7 +48,7 @@ class TwoFoldStrategy(ProcessStrategy):
     def _build_model(self) -> Model:
         self._ahead = Collectives(self.processes, own_group=True) if self.config.placement.prefetch else None
         """Collectives of the thread that fetches rows for the next step."""
-        model = self.config.build_model(self.data.schema, dense_device="meta")
+        model = self.config.build_model(self.data.schema, self.methods, dense_device="meta")
         move_dense_part(model, self.device)
         packed = packed_tables(model)
         for name in set(model.bags.features.values()) - packed:
