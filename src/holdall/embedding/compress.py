@@ -16,6 +16,7 @@ from holdall.embedding.compressed_embedding import CompressedEmbedding
 from holdall.embedding.compression_report import CompressedTable, CompressionReport, LeftTable
 from holdall.embedding.model_tables import ModelTable, find_tables, replace_tables
 from holdall.embedding.old_weights import OldWeight, warning_of_holders
+from holdall.embedding.precision_of_tables import counts_by_table, fit_by_counts
 from holdall.tables import Dense, Method, Table, share_codebooks
 from holdall.tables.budget import MIN_ROWS, divide_budget
 from holdall.tables.fit_tables import fit_tables
@@ -33,6 +34,7 @@ def compress(
     min_rows: int | None = None,
     exclude: str | Iterable[str] = (),
     fit: bool = False,
+    counts: Mapping[str, Tensor] | None = None,
 ) -> CompressionReport:
     """Swap the `nn.Embedding`, `nn.EmbeddingBag` and dense tables of `model` for compressed ones, in place.
 
@@ -48,11 +50,17 @@ def compress(
 
     With `fit`, compressed tables start as the best fit of the present rows (and the report has its error); otherwise
     afresh, with rows of the same standard deviation. Frozen tables stay frozen, and gradients are sparse where the
-    module's were. A model without a table to compress is an error, and nothing is changed when anything is wrong. What
+    module's were.
+
+    `counts` [num_rows], by name the lookups of every row of each table, divide the budget by popularity: ids must be in
+    popularity order. With `fit`, rows are stored in fewer bits and codes the less they are looked up (`PrecisionFit`);
+    otherwise popular ids keep rows of their own, and the others share one (`keep_popular_rows`).
+
+    A model without a table to compress is an error, and nothing is changed when anything is wrong. What
     still holds replaced weights, such as an optimizer, is named in a warning.
     """
     try:
-        report, old, notes = _compress(model, budget, method, min_rows, exclude, fit=fit)
+        report, old, notes = _compress(model, budget, method, min_rows, exclude, counts, fit=fit)
     except Exception as error:  # its traceback must not hold the tables, for a caller that catches it and goes on
         found: BaseException | None = error
         while found is not None:
@@ -83,6 +91,7 @@ def _compress(
     method: str | Method | type[Method] | Mapping[str, Method],
     min_rows: int | None,
     exclude: str | Iterable[str],
+    counts: Mapping[str, Tensor] | None,
     *,
     fit: bool,
 ) -> tuple[CompressionReport, list[OldWeight], list[str]]:
@@ -94,6 +103,9 @@ def _compress(
         )
     out = {table: _Left("is excluded", False) for table in _excluded(tables, exclude)}
     decisions: dict[ModelTable, Method | _Left]
+    fitted: dict[str, Table] = {}
+    if counts is not None and (budget is None or method != "auto"):
+        raise ConfigError("counts choose bands of rows within a budget: give both, and leave out method")
     if isinstance(method, Mapping):
         if budget is not None or min_rows is not None:
             raise ConfigError("method={...} names tables with their settings: give it or budget and min_rows, not both")
@@ -104,10 +116,12 @@ def _compress(
         if not replaceable:
             whys = "; ".join(f"{table.name} {left.reason}" for table, left in out.items())
             raise ConfigError(f"no table of the model can be compressed: {whys}; nothing was changed")
-        decisions = {**out, **_by_size(replaceable, budget, method, min_rows, fit=fit)}
+        named = None if counts is None else counts_by_table(tables, counts)
+        by_size, fitted = _by_size(replaceable, budget, method, min_rows, named, fit=fit)
+        decisions = {**out, **by_size}
     chosen = {table: choice for table in tables if isinstance(choice := decisions[table], Method)}
     left = {table: choice for table in tables if isinstance(choice := decisions[table], _Left)}
-    made = _make(chosen, fit=fit)
+    made = _make(chosen, fitted, fit=fit)
     counted: set[Tensor] = set()
     report = CompressionReport(
         [_compressed_line(table, choice, made[table], counted) for table, choice in chosen.items()],
@@ -169,10 +183,14 @@ def _by_size(
     budget: str | int | float | None,
     method: str | Method | type[Method],
     min_rows: int | None,
+    counts: Mapping[str, Tensor] | None,
     *,
     fit: bool,
-) -> dict[ModelTable, Method | _Left]:
-    """Decisions of one method with its settings, or of a budget, for tables that can be replaced."""
+) -> tuple[dict[ModelTable, Method | _Left], dict[str, Table]]:
+    """Decisions of one method with its settings, or of a budget, for tables that can be replaced.
+
+    Also tables that are fitted already, by name: those of a budget that is divided by `counts`.
+    """
     fewest = min_rows if min_rows is not None else MIN_ROWS if budget is None else 0
     if fewest and all(table.num_rows < fewest for table in tables):
         raise ConfigError(f"no table of the model has {fewest:,} rows or more: lower min_rows; nothing was changed")
@@ -180,19 +198,31 @@ def _by_size(
     if isinstance(method, Method):
         if budget is not None:
             raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
-        return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}
+        return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}, {}
     if budget is None:
         name = method if isinstance(method, str) else method.name
         raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {name}")
+    dense = _Left("stays dense within the budget", True)
+    least_rows = max(fewest, TINY_ROWS + 1)
+    ranked = [table for table in tables if table.num_rows >= least_rows]
+    if counts is not None:
+        counts = {table.name: counts[table.name] for table in ranked if table.name in counts}
+    if counts is not None and fit:
+        padding = sum(_nbytes(_padding_row(table, fit=fit)) for table in ranked)
+        kept = sum(table.weight.nbytes for table in tables if table.num_rows < least_rows) + padding
+        options = {table.name: _options(table) for table in ranked}
+        fitted = fit_by_counts(ranked, kept, budget, counts, options)
+        return {
+            table: fitted[table.name].method if table.name in fitted else small.get(table, dense) for table in tables
+        }, fitted
     sizes = {
         table.name: TableSize(table.num_rows, table.dim, table.weight.dtype, _nbytes(_padding_row(table, fit=fit)))
         for table in tables
     }
-    methods = divide_budget(sizes, budget, method, min_rows=max(fewest, TINY_ROWS + 1))
-    dense = _Left("stays dense within the budget", True)
+    methods = divide_budget(sizes, budget, method, min_rows=least_rows, counts=counts)
     return {
         table: methods[table.name] if methods[table.name] != Dense() else small.get(table, dense) for table in tables
-    }
+    }, {}
 
 
 def _padding_row(table: ModelTable, *, fit: bool) -> Tensor | None:
@@ -208,11 +238,15 @@ def _nbytes(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.nbytes
 
 
-def _make(chosen: Mapping[ModelTable, Method], *, fit: bool) -> dict[ModelTable, CompressedEmbedding | Table]:
-    """The modules that take the places of tables."""
+def _make(
+    chosen: Mapping[ModelTable, Method], fitted: Mapping[str, Table], *, fit: bool
+) -> dict[ModelTable, CompressedEmbedding | Table]:
+    """The modules that take the places of tables; `fitted` are those that have been made already, all or none."""
     options = {table.name: _options(table) for table in chosen}
     methods = {table.name: method for table, method in chosen.items()}
-    if fit:
+    if fitted:
+        made = dict(fitted)
+    elif fit:
         for table in chosen:
             if table.weight.is_meta:
                 raise ConfigError(

@@ -116,9 +116,11 @@ def keep_popular_rows(
     """A method for every table: `available` bytes of all of them are spent on the rows that are worth most.
 
     The tables with their optimizer state take at most the same share of dense tables with theirs. Rows of equal worth
-    are kept in the order of tables. Tables of fewer than `min_rows` rows stay dense.
+    are kept in the order of tables. Tables of fewer than `min_rows` rows stay dense, and need no counts.
     """
-    counts = check_counts_by_table(counts, {name: size.num_rows for name, size in sizes.items()})
+    by_rank = {name: size.num_rows for name, size in sizes.items() if size.num_rows >= min_rows}
+    needed = {name: found for name, found in counts.items() if name in by_rank or name not in sizes}
+    counts = check_counts_by_table(needed, by_rank)
     whole = sum(size.dense_bytes for size in sizes.values())
     if available >= whole:
         return dict.fromkeys(sizes, Dense())
@@ -130,11 +132,7 @@ def keep_popular_rows(
         forms = [True] if available < CODED_BELOW * whole else [False, True]  # codes also where dense rows do not fit
     smallest, tables = 0, dict[str, Popularity]()
     for coded in forms:
-        tables = {
-            name: _popularity(size, counts[name], coded=coded)
-            for name, size in sizes.items()
-            if size.num_rows >= min_rows
-        }
+        tables = {name: _popularity(sizes[name], counts[name], coded=coded) for name in by_rank}
         least = _total_cost(tables, dict.fromkeys(tables, 0)) + taken
         smallest = max(least.stored, -(-least.with_state * whole // dense.with_state))
         if smallest <= available:
