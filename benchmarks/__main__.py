@@ -15,6 +15,7 @@ BENCHMARKS = {
     "profile": "benchmarks.profile",
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",
+    "bands": "benchmarks.bands",
     "tt_cpu": "benchmarks.tt_cpu",
     "frobenius_cpu": "benchmarks.frobenius_cpu",
     "ten_billion": "benchmarks.ten_billion",

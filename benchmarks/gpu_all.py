@@ -14,6 +14,7 @@ BENCHMARKS = {
     "gpu_tt": "",
     "gpu_trainer": "",
     "tiers_gpu": "",
+    "bands": "--device cuda",
     "hot_batches": "--speed-only --device cuda --samples 3200000 --batch-size 16384 --hot-bytes 176MB --prefetch 2 "
     "--card hot_batches_gpu",
     "plan": "--device cuda --batch-size 16384 --scale 0.25 --rows 1500000 --card plan_gpu",
