@@ -77,7 +77,7 @@ def test_what_is_not_better_is_not_kept(forms: Forms, monkeypatch: pytest.Monkey
 def test_a_rate_is_given_up_after_two_evaluations_without_gain(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> None:
     form = forms.fit("1/10")
     choosing, _ = halves(len(DataSet(forms.data, "valid")))
-    losses = iter([0.5, 0.4, 0.41, 0.42, 0.6, 0.3, 0.6, 0.6])
+    losses = iter([0.5, 0.4, 0.41, 0.42, 0.6, 0.3, 0.6, 0.6, 0.7, 0.7])
     monkeypatch.setattr(module, "chosen_logloss", lambda *_: next(losses))
     _, found = polish(forms, form.model, 3, choosing)
     assert (found.rate, found.logloss) == (module.RATES[1], 0.3)
