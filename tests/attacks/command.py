@@ -82,6 +82,8 @@ class Running:
     def __init__(self, words: str, folder: Path, fault: Fault | None = None):
         self._said = Path(tempfile.mkdtemp(prefix="said-"))
         (self._said / "tmp").mkdir()
+        for name in ("out", "err", "changes"):  # there even if the command is killed before its first line
+            (self._said / name).touch()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
@@ -122,7 +124,7 @@ class Running:
         status = os.waitpid(self.pid, 0)[1] if self._status is None else self._status
         os.close(self._descriptor)
         out, err = ((self._said / name).read_text(encoding="utf-8", errors="replace") for name in ("out", "err"))
-        changes = int((self._said / "changes").read_text() or 0) if (self._said / "changes").exists() else 0
+        changes = int((self._said / "changes").read_text() or 0)
         left = tuple(sorted(os.listdir(self._said / "tmp")))
         shutil.rmtree(self._said, ignore_errors=True)
         return Ended(os.waitstatus_to_exitcode(status), out, err, hung, changes, left)
