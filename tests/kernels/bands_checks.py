@@ -110,13 +110,13 @@ def build(device: str = "cpu", dtype: torch.dtype = torch.float32) -> EmbeddingB
     return bags
 
 
-def steps(path: str, optimizer: str, device: str = "cpu") -> list[Tensor]:
+def steps(path: str, optimizer: str, device: str = "cpu", size: int = 21) -> list[Tensor]:
     """The vectors of the last of three steps, every parameter and every buffer after it."""
     with kernel_path(path):  # type: ignore[arg-type]
         bags = build(device)
         optimizers = Optimizers(bags, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
         for step in range(3):
-            vectors = bags(some_ids(21, step, device))
+            vectors = bags(some_ids(size, step, device))
             vectors.square().sum().backward()
             optimizers.step()
         return [vectors.detach(), *(tensor.detach().float() for tensor in (*bags.parameters(), *bags.buffers()))]

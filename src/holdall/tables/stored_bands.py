@@ -58,8 +58,9 @@ def collects_gradients(table: Table) -> bool:
 class BandParameters:
     """Parameters of several tables in bands as they are now, each once, and their gradients from those of rows.
 
-    Gradients are what autograd gives for `Table.forward` on a GPU: sparse ones have a row for each lookup. A band that
-    collects its gradients gets them at once. Nothing synchronizes.
+    Gradients are what autograd gives for `Table.forward` on a GPU: sparse ones name the same rows. Where a batch has
+    more lookups than a parameter has rows, they are summed by row at once, in float32 and, on a GPU, in any order. A
+    band that collects its gradients gets them at once. Nothing synchronizes.
     """
 
     def __init__(self, tables: Sequence[Table]):
@@ -75,50 +76,87 @@ class BandParameters:
 
     def gradients(self, lookups: Iterable[tuple[Table, Tensor, Tensor]]) -> list[Tensor | None]:
         """Gradient of each tensor, for (table, int64 ids [B], gradient [B, dim] of its rows), B at least 1."""
-        found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.tensors]
-        sparse = [False for _ in self.tensors]
+        found: dict[int, _RowSums | _RowList] = {}
         for table, ids, grad in lookups:
-            for part, local, its_grad in self._by_part(table, ids, grad.to(table.row_dtype)):
+            grad = grad.to(table.row_dtype)
+            for part, inside, local in self._learning_parts(table, ids):
+                rows = grad if inside is None else torch.where(inside[:, None], grad, 0)
                 if isinstance(part, StochasticRoundingTable):
-                    part.collect(local, its_grad)
+                    part.collect(local, rows)
                 for name in part.row_parameters():
                     position = self._positions[part, name]
-                    places, rows = _stored_rows(part, local, its_grad)
-                    found[position].append((places, rows.to(self.tensors[position].dtype)))
-                    sparse[position] = part.sparse
-        each = zip(self.tensors, found, sparse, strict=True)
-        return [_sum(parameter, parts, is_sparse) if parts else None for parameter, parts, is_sparse in each]
+                    if position not in found:
+                        parameter = self.tensors[position]
+                        summed = not part.sparse or parameter.shape[0] <= ids.numel()
+                        found[position] = _RowSums(parameter, part.sparse) if summed else _RowList(parameter)
+                    for places in _stored_rows(part, local):
+                        found[position].add(places, inside, rows)
+        return [found[i].gradient() if i in found else None for i in range(len(self.tensors))]
 
-    def _by_part(self, table: Table, ids: Tensor, grad: Tensor) -> Iterator[tuple[Table, Tensor, Tensor]]:
-        """(table, its ids, gradient) of the bands that learn."""
+    def _learning_parts(self, table: Table, ids: Tensor) -> Iterator[tuple[Table, Tensor | None, Tensor]]:
+        """Table of each band that learns, whether each id is in it (None: all are), and a row of it for each id."""
         learning = {part for _, part in _parts(table) if self._learns(part)}
         if not isinstance(table, BandsTable):
-            yield from ((part, ids, grad) for part in learning)
+            yield from ((part, None, ids) for part in learning)
         elif learning:
-            for part, inside, local in table.by_band(ids):
-                if part in learning:
-                    yield part, local, torch.where(inside[:, None], grad, 0)
+            yield from (each for each in table.by_band(ids) if each[0] in learning)
 
     def _learns(self, part: Table) -> bool:
         wanted = (self.tensors[self._positions[part, name]].requires_grad for name in part.row_parameters())
         return isinstance(part, StochasticRoundingTable) or any(wanted)
 
 
-def _stored_rows(part: Table, ids: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Stored rows that the rows of `ids` are made of, and the gradient of each."""
+class _RowList:
+    """Sparse gradient with a row for each lookup."""
+
+    def __init__(self, parameter: Tensor):
+        self.parameter = parameter
+        self.places: list[Tensor] = []
+        self.rows: list[Tensor] = []
+
+    def add(self, places: Tensor, inside: Tensor | None, rows: Tensor) -> None:
+        self.places.append(places)
+        self.rows.append(rows.to(self.parameter.dtype))
+
+    def gradient(self) -> Tensor:
+        return _sparse(torch.cat(self.places), torch.cat(self.rows), self.parameter)
+
+
+class _RowSums:
+    """Gradient of a parameter with few rows, summed by row."""
+
+    def __init__(self, parameter: Tensor, sparse: bool):
+        self.parameter, self.sparse = parameter, sparse
+        self.sums = torch.zeros(parameter.shape, dtype=torch.float32, device=parameter.device)
+        self.touched = torch.zeros(parameter.shape[0], dtype=torch.bool, device=parameter.device)
+        self.every = torch.arange(parameter.shape[0], device=parameter.device)
+
+    def add(self, places: Tensor, inside: Tensor | None, rows: Tensor) -> None:
+        self.touched.index_fill_(0, places, True)
+        if inside is not None:  # zeros are spread: additions to one row would wait for each other
+            spread = torch.arange(places.numel(), device=places.device) % len(self.every)
+            places = torch.where(inside, places, spread)
+        self.sums.index_add_(0, places, rows.float())
+
+    def gradient(self) -> Tensor:
+        """The sums; sparse ones name touched rows alone, one of them again, with zeros, in the place of each other."""
+        sums = self.sums.to(self.parameter.dtype)
+        if not self.sparse:
+            return sums
+        return _sparse(torch.where(self.touched, self.every, self.touched.int().argmax()), sums, self.parameter)
+
+
+def _sparse(places: Tensor, rows: Tensor, parameter: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(places[None], rows, parameter.shape, check_invariants=False)
+
+
+def _stored_rows(part: Table, ids: Tensor) -> Sequence[Tensor]:
+    """Stored rows that are added up to the rows of `ids`: one, or one for each code."""
     if isinstance(part, SharedTable):
-        return part.places(ids), grad
+        return [part.places(ids)]
     if isinstance(part, CodesTable):
-        places = part.places(part.codes.index_select(0, ids))
-        return places.reshape(-1), grad[:, None].expand(-1, places.shape[1], -1).reshape(-1, grad.shape[1])
-    return ids, grad
-
-
-def _sum(parameter: Tensor, parts: Sequence[tuple[Tensor, Tensor]], sparse: bool) -> Tensor:
-    places, rows = (torch.cat(each) if len(each) > 1 else each[0] for each in zip(*parts, strict=True))
-    if sparse:
-        return torch.sparse_coo_tensor(places[None], rows, parameter.shape, check_invariants=False)
-    return torch.zeros_like(parameter).index_add_(0, places, rows)
+        return part.places(part.codes.index_select(0, ids)).unbind(1)
+    return [ids]
 
 
 def _parts(table: Table) -> Iterator[tuple[int, Table]]:
