@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
 from holdall.embedding.bags import EmbeddingBags
-from holdall.tables import Bands, Codes, Dense, Method, share_codebooks
+from holdall.tables import Bands, Codes, Dense, Method, Shared, share_codebooks
 from holdall.tables.codebook_fit import Sample, decode, encode, fit_codebook
 from holdall.tables.codes import CodesTable
 from holdall.tables.fit_tables import fit_tables
@@ -182,6 +182,26 @@ def test_codewords_of_another_type() -> None:
     assert table.num_bytes() == method.num_bytes(600, 8) == 2 * 600 + 2 * 512 * 8
     assert table.rows(torch.arange(5)).dtype == torch.float32
     assert table.double().rows(torch.arange(5)).dtype == torch.float64
+
+
+def test_float16_codewords_and_shared_rows_train_in_several_bands() -> None:
+    """torch adds up no sparse float16 gradients on the CPU, of several bands or of several backward passes."""
+    method = Bands(
+        (
+            (60, Codes(2, 4, codebook="all", dtype="float16")),
+            (90, Codes(1, 4, codebook="all", dtype="float16")),
+            (None, Shared(2, dtype="float16")),
+        )
+    )
+    table = method.build(120, 4, sparse=True, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(120)
+    for _ in range(2):
+        table.rows(ids).sum().backward()
+    words, stored = table.get_parameter("band0.codebook.words"), table.get_parameter("band2.stored")
+    assert words.grad is not None
+    assert stored.grad is not None
+    assert words.grad.to_dense().float().sum() == 2 * 4 * (60 * 2 + 30)
+    assert stored.grad.to_dense().float().tolist() == [[30.0] * 4] * 2
 
 
 @pytest.mark.parametrize(("num_rows", "dim"), [(10, 4), (1000, 16), (100_000, 16), (1_000_000, 64)])

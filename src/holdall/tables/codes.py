@@ -20,7 +20,7 @@ from holdall.tables.codebook_fit import Sample, encode_with_error, fit_words
 from holdall.tables.fitting import block_slices, check_counts, check_shape
 from holdall.tables.method import Method, SharedPart, TableOptions, dense_std, require
 from holdall.tables.rounding import pack_pairs, unpack_pairs
-from holdall.tables.table import Table
+from holdall.tables.table import Table, adds_sparse_gradients
 
 MAX_PARTS = 64
 
@@ -193,9 +193,10 @@ class CodesTable(Table):
     def rows_of_codes(self, codes: Tensor) -> Tensor:
         """Rows [U, dim] of stored codes [U, row_width]."""
         places, words = self.places(codes), self.codebook.words
+        sparse = self.sparse and adds_sparse_gradients(words)
         if self.method.parts == 1:
-            return F.embedding(places[:, 0], words, sparse=self.sparse).to(self.row_dtype)
-        return F.embedding(places, words, sparse=self.sparse).to(self.row_dtype).sum(dim=1)
+            return F.embedding(places[:, 0], words, sparse=sparse).to(self.row_dtype)
+        return F.embedding(places, words, sparse=sparse).to(self.row_dtype).sum(dim=1)
 
     def _rows(self, ids: Tensor) -> Tensor:
         return self.rows_of_codes(self.codes.index_select(0, ids))

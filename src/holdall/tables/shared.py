@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from holdall.tables.fitting import add_rows, check_counts, check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require
-from holdall.tables.table import Table
+from holdall.tables.table import Table, adds_sparse_gradients
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class SharedTable(Table):
         return ids if self.num_stored == self.num_rows else ids * self.num_stored // self.num_rows
 
     def _rows(self, ids: Tensor) -> Tensor:
-        return F.embedding(self.places(ids), self.stored, sparse=self.sparse)
+        sparse = self.sparse and adds_sparse_gradients(self.stored)
+        return F.embedding(self.places(ids), self.stored, sparse=sparse)
 
     def row_parameters(self) -> dict[str, nn.Parameter]:
         return {"stored": self.stored}

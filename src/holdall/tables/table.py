@@ -294,6 +294,11 @@ class Table(nn.Module):
         return ids.long()
 
 
+def adds_sparse_gradients(parameter: Tensor) -> bool:
+    """Whether torch adds up sparse gradients of a parameter: not in float16 on the CPU."""
+    return parameter.is_cuda or parameter.dtype != torch.float16
+
+
 def _can_check(values: Tensor) -> bool:
     """Whether there are values to check; an error where there are, but cannot be read."""
     if not values.is_meta and not has_values(values):
