@@ -5,8 +5,8 @@
 DLRM Criteo Kaggle (dim 16, batch 2,048) on the CPU, DLRM-small (dim 128, batch 65,536) on a GPU. Ids are Zipf numbers.
 Bands are cut where a row's expected count falls below a threshold: 8-bit rows, 4-bit rows at 1/16 of their count, two
 codes at 1/64, one at 1/256, one shared row for the rest; the threshold is the least whose tables fit the share.
-Rows are fresh, not fitted: a lookup takes as long whatever they are. Training rounds 8-bit rows stochastically and
-trains codewords and shared rows, then in float32; 4-bit rows stay.
+Rows are fresh, not fitted: a lookup takes as long whatever they are. Training rounds 8-bit and 4-bit rows
+stochastically, and has codewords and shared rows in float32.
 
 The floor counts bytes: every distinct stored row and codeword read once, every vector written once.
 """
@@ -45,6 +45,8 @@ SKEW = 1.05
 NUM_DENSE = 13
 NUM_SETS = 4
 """Batches that calls take in turn."""
+SHAPES = ((512, 1), (1024, 1), (1024, 2), (2048, 2), (1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8))
+"""Numbers and warps of a program of the kernel that `--shapes` measures."""
 TAIL = Shared(1, "float16")
 LEVELS: tuple[tuple[float, Method], ...] = (
     (1.0, Quantized(8, scales="float16")),
@@ -174,6 +176,22 @@ def measure_lookup(case: Case, batches: Sequence[Batch], share: float, dtype: to
     }
 
 
+def measure_shapes(case: Case, batches: Sequence[Batch], share: float, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """Milliseconds of the kernel of a lookup in bands, by the numbers and warps of a program."""
+    from holdall.kernels import bands_triton
+
+    generator = torch.Generator(case.device).manual_seed(0)
+    bags = EmbeddingBags.build(case.rows, case.dim, banded(case, share), device=case.device, generator=generator)
+    bags.vector_dtype = None if dtype == torch.float32 else dtype
+    chosen, sides = (bands_triton.ELEMENTS, bands_triton.NUM_WARPS), {}
+    for shape in SHAPES:
+        bands_triton.ELEMENTS, bands_triton.NUM_WARPS = shape
+        sides[str(shape)] = Lookup(bags, batches, "auto", graph=True)
+    bands_triton.ELEMENTS, bands_triton.NUM_WARPS = chosen
+    vectors = str(dtype).removeprefix("torch.")
+    return [{"vectors": vectors, "numbers, warps": shape, "ms": time} for shape, time in medians(case, sides).items()]
+
+
 def _rows(bags: EmbeddingBags, ids: Tensor) -> Tensor:
     names = list(bags.features)
     return torch.stack([bags.table(name).materialize(line.long()) for name, line in zip(names, ids, strict=True)], 1)
@@ -251,6 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--share", type=float, default=0.01, help="bytes of the bands, as a share of dense")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--lookup-only", action="store_true", help="leave the training step out")
+    parser.add_argument("--shapes", action="store_true", help="also the kernel by the sizes of its programs (GPU)")
     given = parser.parse_args(arguments)
     on_gpu = given.device == "cuda"
     preset, model, dim, size = (
@@ -263,6 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lookups = [measure_lookup(case, batches, given.share, dtype) for dtype in dtypes]
     print_table(f"lookup of {len(rows)} tables, dim {dim}, batch {case.batch_size:,}", lookups)
     results: dict[str, Any] = {"lookups": lookups}
+    if given.shapes and on_gpu:
+        results["shapes"] = [row for dtype in dtypes for row in measure_shapes(case, batches, given.share, dtype)]
+        print_table("kernel of the lookup in bands", results["shapes"])
     if not given.lookup_only:
         results["step"] = measure_step(case, batches, given.share)
         print_table(f"training step of {model}, SGD", [results["step"]])

@@ -20,9 +20,10 @@ from torch import Tensor
 from holdall.kernels.bands import FLOATS, BandColumn, StoredBand
 from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 
-ELEMENTS = 4096
-"""Numbers of a program."""
-NUM_WARPS = 4
+ELEMENTS = 512
+"""Numbers of a program. A small block has few kinds of bands, and few registers: 64 for bf16 vectors of 128 numbers,
+where 4,096 numbers in 4 warps take 110. `benchmarks.bands --shapes` measures others."""
+NUM_WARPS = 1
 
 ROWS, SHARED, WORDS_8, WORDS_4, GRID_8, GRID_4 = range(6)
 """Kinds of bands; SHARED are rows of several ids each."""
