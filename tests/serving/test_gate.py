@@ -89,6 +89,13 @@ def test_a_budget_has_a_limit_only_if_one_is_given(data: Path) -> None:
         released(data, 3.0, polish_epochs=-1)
 
 
+def test_the_result_is_a_sentence(data: Path) -> None:
+    found = released(data, 0.0, 0.01, budget="1/20")
+    assert found.sentence.startswith("1/20 of the table bytes; AUC 0.")
+    assert "with 95% confidence it loses at most 0.0" in found.sentence
+    assert released(data, 0.0, budget="1/8").proof.bound_text == "loses at most 0.00000"
+
+
 def test_halves_are_random_and_all(data: Path) -> None:
     first, second = halves(10_000)
     assert bool((first ^ second).all())

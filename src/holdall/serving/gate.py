@@ -50,7 +50,7 @@ class FrontRow:
     def verdict(self) -> str:
         """The comparison in words."""
         within = {True: "within the limit", False: "above the limit", None: "no limit was given"}[self.passes]
-        return f"it loses at most {self.comparison.loss_bound:.5f} AUC with 95% confidence, {within}"
+        return f"with 95% confidence it {self.comparison.bound_text} AUC: {within}"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -78,10 +78,11 @@ class Released:
     def sentence(self) -> str:
         """The result for people."""
         auc = self.proof.auc
+        side = "below" if auc.loss > 0 else "above"
         return (
-            f"1/{self.dense_bytes / self.form.num_bytes:.4g} of the table bytes; AUC {auc.candidate:.5f}, which is "
-            f"{abs(auc.loss):.5f} {'below' if auc.loss > 0 else 'above'} the trained model's {auc.reference:.5f}; with "
-            f"95% confidence it loses at most {auc.loss_bound:.5f} (on {auc.rows:,} validation rows)"
+            f"1/{self.dense_bytes / self.form.num_bytes:.4g} of the table bytes; AUC {auc.candidate:.5f}, "
+            f"{abs(auc.loss):.5f} {side} the trained model's; with 95% confidence it {self.proof.bound_text} (on "
+            f"{auc.rows:,} validation rows)"
         )
 
 

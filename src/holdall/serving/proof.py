@@ -29,6 +29,11 @@ class Comparison:
         """95% bound of the loss of AUC."""
         return self.auc.loss_bound
 
+    @property
+    def bound_text(self) -> str:
+        """The bound in words."""
+        return f"{'gains at least' if self.loss_bound < 0 else 'loses at most'} {abs(self.loss_bound):.5f}"
+
     def to_json(self) -> dict[str, Any]:
         return {"auc": self.auc.to_json(), "logloss": self.logloss.to_json()}
 

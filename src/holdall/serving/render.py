@@ -10,6 +10,7 @@ from rich.console import Console
 from holdall.common.console import table
 from holdall.common.sizes import readable_bytes
 from holdall.serving.bundle import Bundle
+from holdall.tables import Bands, Codes, Dense, Method, Quantized, Shared
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -20,8 +21,25 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         "path": str(bundle.path),
         "bytes": sum(file["bytes"] for file in document["files"].values()),
         **{name: document[name] for name in ("quality", "made", "holdall", "commit", "origin", "data_set", "model")},
-        "tables": {name: {**entry, "text": str(bundle.methods[name])} for name, entry in document["tables"].items()},
+        "tables": {
+            name: {**entry, "text": short_text(bundle.methods[name])} for name, entry in document["tables"].items()
+        },
     }
+
+
+def short_text(method: Method) -> str:
+    """A method in a few words; bands with the row that each ends before."""
+    if isinstance(method, Bands):
+        return ", ".join(short_text(band) + ("" if end is None else f" to {end:,}") for end, band in method.bands)
+    if isinstance(method, Quantized):
+        return f"{method.bits} bits"
+    if isinstance(method, Codes):
+        return f"{method.parts} x {method.bits}-bit codes"
+    if isinstance(method, Shared):
+        return f"{method.rows} shared"
+    if isinstance(method, Dense):
+        return "dense" if method.dtype is None else method.dtype
+    return str(method)
 
 
 def show_bundle(found: dict[str, Any], console: Console) -> None:
@@ -39,6 +57,7 @@ def show_bundle(found: dict[str, Any], console: Console) -> None:
         console.print(quality["proof"]["sentence"])
         show_front(quality["front"], console)
     tables = table("table", "rows", "stored as")
+    tables.columns[-1].justify = "left"
     for name, entry in found["tables"].items():
         tables.add_row(name, f"{entry['rows']:,}", entry["text"])
     console.print(tables)

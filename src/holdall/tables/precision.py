@@ -28,6 +28,7 @@ from holdall.tables.precision_levels import (
     TAIL,
     Curves,
     RankedTable,
+    coding_error,
     fit_codebooks,
     measure,
     transform_of,
@@ -143,7 +144,8 @@ class PrecisionFit:
     def fit(self, choice: Choice, options: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, BandsTable]:
         """The tables of a choice, fitted; `options` are the `TableOptions` of each.
 
-        Codebooks are fitted once more, to the rows that the choice stores as codes, so tables lose less than forecast.
+        Codebooks are fitted once more, to the rows that the choice stores as codes, where tables then lose less than
+        forecast.
         """
         tables: dict[str, BandsTable] = {}
         for name, method in choice.methods.items():
@@ -164,21 +166,36 @@ class PrecisionFit:
         return tables
 
     def _fit_codebook(self, coded: Sequence[CodesTable], tables: Mapping[str, BandsTable]) -> None:
-        """Fit the codebook that some bands share to the rows of these bands."""
+        """Fit the codebook that some bands share to the rows of these bands.
+
+        The codebook of the forecast stays where the new one loses more: a single row that counts a lot, in a small
+        table say, can lose its codeword to the many.
+        """
         members = {id(part) for part in coded}
-        rows = [
-            RowsToCode(
-                self.weights[name][start : start + part.num_rows],
-                self.tables[name].coding_weights[start : start + part.num_rows],
-                self.tables[name].transform,
-                part.method.parts,
-            )
+        places = [
+            (name, part, slice(start, start + part.num_rows))
             for name, table in tables.items()
             for part, start in coded_bands(table)
             if id(part) in members
         ]
-        codebook = coded[0].codebook
-        codebook.set_words(metric_codewords(rows, codebook.num_words, CODEBOOK_ROWS))
+        rows = [
+            RowsToCode(
+                self.weights[name][place],
+                self.tables[name].coding_weights[place],
+                self.tables[name].transform,
+                part.method.parts,
+            )
+            for name, part, place in places
+        ]
+        codebook, name = coded[0].codebook, coded[0].method.codebook
+        assert name is not None
+        dim = codebook.words.shape[1]
+        found = (metric_codewords(rows, codebook.num_words, CODEBOOK_ROWS), self.codebooks[dim][name][: codebook.parts])
+        errors = [
+            sum(coding_error(self.tables[name], place, part.method.parts, words) for name, part, place in places)
+            for words in found
+        ]
+        codebook.set_words(found[errors.index(min(errors))])
 
 
 def cut(curves: Curves, ladder: Sequence[Method], price: float, dim: int) -> tuple[Method, float]:

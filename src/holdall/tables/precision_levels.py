@@ -148,6 +148,20 @@ def measure(table: RankedTable, levels: Sequence[Method], codebooks: Mapping[str
     return Curves(ends, errors, tail)
 
 
+def coding_error(table: RankedTable, place: slice, parts: int, words: Tensor) -> float:
+    """Error of the rows at `place` as codes of `parts` of these codewords [.., num_words, dim].
+
+    Of many rows, the first `MAX_CHUNK_ROWS`, which are looked up most, and as many that stand for the others.
+    """
+    first = min(place.start + MAX_CHUNK_ROWS, place.stop)
+    step = max(1, -(-(place.stop - first) // MAX_CHUNK_ROWS))
+    chosen = torch.cat((torch.arange(place.start, first), torch.arange(first, place.stop, step)))
+    scale = torch.where(chosen < first, 1.0, float(step))
+    rows, words = table.weight[chosen].detach().float().cpu(), words[:parts].to(torch.float16).float()
+    missed = (rows - decode(encode(rows @ table.transform, words @ table.transform), words)) @ table.transform
+    return float((table.lookups[chosen] * scale * missed.double().square().sum(dim=1)).sum())
+
+
 def _stored(rows: Tensor, level: Method, codebooks: Mapping[str, Tensor], transform: Tensor) -> Tensor:
     """`rows` [n, dim] as a band of this level gives them back; codes of the codewords that are nearest transformed."""
     if isinstance(level, Codes):
