@@ -162,6 +162,7 @@ OTHER_FLAGS = {
     "pip": "no-deps",
     "benchmarks": "list data source criteo avazu help",
     "mkdocs": "strict",
+    "tests.attacks": "only",
     "of 0.1.0, which the changelog names": "consistency",
 }
 """Flags in pages that are not those of `holdall`, by program."""

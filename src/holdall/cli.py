@@ -307,7 +307,7 @@ def release(
             the smallest form within --max-auc-loss.
         max_auc_loss: Largest loss of AUC on the validation split, with 95% confidence: 0.0005 when absent, and no limit
             with --budget.
-        polish: Epochs, at most, that smaller forms are trained on at each of two rates; kept where validation says so.
+        polish: Epochs, at most, that forms are trained on at each of a few rates; kept where validation says so.
         as_trained: Keep the tables as they were trained.
         data: Data set folder with the same ids; the one trained on when absent.
         device: cpu, cuda, or auto for a GPU if there is one.

@@ -41,11 +41,12 @@ BEST = "best"
 """Folders of a run: the checkpoints it resumes from, and the best model under early stopping."""
 
 
-def load_model(run: Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
+def load_model(run: str | Path, *, device: str = "auto") -> tuple[nn.Module, TrainConfig, Schema, Path]:
     """The model of a run from its best checkpoint, else from its newest; its settings, schema and that checkpoint.
 
     The run may go on meanwhile.
     """
+    run = Path(run)
     document = read_run(run)
     config = TrainConfig.from_json(document["config"]["train"])
     if config.placement.plan is not None:
