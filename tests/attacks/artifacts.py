@@ -54,7 +54,6 @@ class Reader:
 VOLATILE = {
     *("samples_per_second", "started", "date", "took_seconds"),
     *("hot_share_of_lookups", "moved_bytes_per_sample", "flushed_bytes_per_sample"),  # of the steps since a resume
-    *("counts_hash", "sha256"),  # of profiles: safetensors writes metadata in any order
 }
 
 

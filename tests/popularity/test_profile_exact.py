@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import holdall
 from holdall import Profile, ProfileConfig, Schema
@@ -64,6 +66,28 @@ def test_hot_inputs_agree_with_the_choice_of_hot_rows(tmp_path: Path) -> None:
     budget = 64 * 500
     chosen = hot_rows(counts, 64, budget)
     assert profile.hot_inputs(budget, row_bytes=64) == pytest.approx(hot_inputs(data, chosen).mean(), abs=0.01)
+
+
+def test_counts_are_safetensors_with_the_same_bytes_every_time(data: Path, tmp_path: Path) -> None:
+    holdall.profile(data, tmp_path / "popularity.json")
+    counts = tmp_path / "popularity.safetensors"
+    first = [counts.read_bytes(), (tmp_path / "popularity.json").read_bytes()]
+    made = Profile.load(tmp_path / "popularity.json")
+    arrays = load_file(counts)
+    assert {name: rows.dtype.name for name, rows in arrays.items()} == dict.fromkeys(arrays, "int32")
+    with safe_open(counts, framework="np") as file:
+        assert file.metadata() == {"fingerprint": made.source.fingerprint, "rows_read": str(made.rows_read)}
+    wide = {"few": np.zeros(0, dtype=np.int64), "many": np.array([2**40, 3]), "shares": np.array([0.5], np.float32)}
+    for _ in range(8):
+        made.save(tmp_path / "other.json", wide)
+        assert {name: rows.tolist() for name, rows in load_file(tmp_path / "other.safetensors").items()} == {
+            "few": [],
+            "many": [2**40, 3],
+            "shares": [0.5],
+        }
+        made.save(tmp_path / "popularity.json", arrays)
+        assert [counts.read_bytes(), (tmp_path / "popularity.json").read_bytes()] == first
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_counts_are_those_of_the_id_maps(data: Path, tmp_path: Path) -> None:

@@ -12,17 +12,16 @@ them.
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from holdall.common.checked_files import FileCheck, FileHash
 from holdall.common.decode import NOT_STORED, Count, PositiveInt
@@ -235,8 +234,6 @@ class Profile:
         document = asdict(replace(saved, path=None))
         del document["path"]
         write_json(path, {"format": FORMAT, "version": VERSION, **document}, hashed=True)
-        if saved.counts_file is not None:
-            shutil.copymode(path, path.with_name(saved.counts_file))  # safetensors makes files for the owner alone
         return saved
 
     @classmethod
@@ -259,15 +256,36 @@ def _raw_files(schema: Schema) -> list[tuple[str, int]]:
 
 def _save_counts(path: Path, counts: Mapping[str, Array], profile: Profile) -> None:
     arrays = {}
-    for name, rows in counts.items():
+    for name, rows in sorted(counts.items()):
         dtype = rows.dtype
         if dtype.kind == "i":
             dtype = np.dtype(np.int32 if int(rows.max(initial=0)) < 2**31 else np.int64)
         arrays[name] = np.ascontiguousarray(rows, dtype=dtype)
     metadata = {"fingerprint": profile.source.fingerprint, "rows_read": str(profile.rows_read)}
     partial = path.with_name(path.name + PARTIAL)
-    save_file(arrays, partial, metadata=metadata)
+    with partial.open("wb") as file:
+        _write_safetensors(file, arrays, metadata)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _write_safetensors(file: BinaryIO, arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> None:
+    """Write arrays in the safetensors format, without a copy of them, the same bytes every time.
+
+    The library writes to a file of its own beside this one, which stays there when the process is killed.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, rows in arrays.items():
+        start, end = end, end + rows.nbytes
+        kind = f"{rows.dtype.kind.upper()}{8 * rows.dtype.itemsize}"
+        header[name] = {"dtype": kind, "shape": list(rows.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for rows in arrays.values():
+        file.write(rows.data)
 
 
 def is_counts_file(path: Path) -> bool:
