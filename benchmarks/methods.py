@@ -1,7 +1,7 @@
 """Quality at equal bytes: every table method from the start, and trained dense models in smaller forms.
 
     python -m benchmarks.methods [--prepared FOLDER or ARCHIVE | --data ../shared/data] [--sets criteo ...]
-        [--work FOLDER] [--seeds 5] [--jobs N] [--minutes M] [--polish] [--plan] [--finish] [--pack ARCHIVE]
+        [--work FOLDER] [--seeds 5] [--jobs N] [--minutes M] [--plan] [--finish] [--pack ARCHIVE]
 
 Models, batch sizes, epochs and the rule to stop are those of `accuracy_runs.RULES`. The learning rates of each side of
 each set are the best of ten by validation logloss, tried with seed 0 at 1/20 of the dense bytes; then every seed is
@@ -31,7 +31,7 @@ from benchmarks.accuracy import Work
 from benchmarks.accuracy_runs import Job
 from benchmarks.methods_data import find_folders, pack
 from benchmarks.methods_runs import run
-from benchmarks.methods_sides import DENSE, POLISHED, SETS, final_jobs, plan, seconds, sides, tune_jobs, value
+from benchmarks.methods_sides import SETS, final_jobs, plan, seconds, sides, tune_jobs, value
 from benchmarks.methods_tables import finish
 
 PATIENCE = 2.0
@@ -41,19 +41,18 @@ PATIENCE = 2.0
 class Queue:
     """Runs that can be made, the most valuable first."""
 
-    def __init__(self, work: Work, folders: Mapping[str, Path], seeds: int, polish: bool):
-        self.work, self.folders, self.seeds, self.polish = work, folders, seeds, polish
+    def __init__(self, work: Work, folders: Mapping[str, Path], seeds: int):
+        self.work, self.folders, self.seeds = work, folders, seeds
         self.heap: list[tuple[Any, int, Job]] = []
         self.pushed: set[Job] = set()
         for name, data in folders.items():
-            for side in sides(polish):
+            for side in sides():
                 self._push(tune_jobs(name, side, data))
                 self.push_final(name, side)
 
     def push_final(self, name: str, side: str) -> None:
         """Add the runs of a side with every seed, if its settings have all been tried."""
-        for follower in (side, POLISHED) if side == DENSE and self.polish else (side,):
-            self._push(final_jobs(self.work, name, follower, self.folders[name], self.seeds) or [])
+        self._push(final_jobs(self.work, name, side, self.folders[name], self.seeds) or [])
 
     def _push(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -105,9 +104,9 @@ def show(job: Job, result: Mapping[str, Any]) -> None:
     print(f"{where}: {scores}, {result['cpu_seconds']} s", flush=True)
 
 
-def print_plan(work: Work, folders: Mapping[str, Path], seeds: int, polish: bool) -> int:
+def print_plan(work: Work, folders: Mapping[str, Path], seeds: int) -> int:
     """Say what is left; the number of runs."""
-    left = list(plan(work, folders, seeds, polish))
+    left = list(plan(work, folders, seeds))
     number = sum(count for _, _, count in left)
     spent = sum(entry["result"]["cpu_seconds"] for entry in work.done.values())
     forecast = sum(cost for _, cost, _ in left)
@@ -124,7 +123,6 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "holdall-methods")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time, each on a core")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="end after this time")
-    parser.add_argument("--polish", action="store_true", help="train the released forms on as well")
     parser.add_argument("--plan", action="store_true", help="say what is left, and stop")
     parser.add_argument("--finish", action="store_true", help="write the card of the runs that are done, and stop")
     parser.add_argument("--pack", type=Path, help="write the prepared sets into this archive (.tar.xz), and stop")
@@ -136,16 +134,15 @@ def main() -> None:
     if arguments.pack:
         pack(folders, arguments.pack)
         return
-    options = (arguments.seeds, arguments.polish)
-    left = print_plan(work, folders, *options)
+    left = print_plan(work, folders, arguments.seeds)
     if arguments.plan:
         return
     if left and not arguments.finish:
         seconds_left = 60 * arguments.minutes - (time.monotonic() - start)
-        make_runs(Queue(work, folders, *options), arguments.jobs, seconds_left)
-        left = print_plan(work, folders, *options)
+        make_runs(Queue(work, folders, arguments.seeds), arguments.jobs, seconds_left)
+        left = print_plan(work, folders, arguments.seeds)
     if arguments.finish or not left:
-        finish(work, folders, *options)
+        finish(work, folders, arguments.seeds)
 
 
 if __name__ == "__main__":

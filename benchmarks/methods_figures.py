@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.card import ROOT
-from benchmarks.methods_release import PRECISION
-from benchmarks.methods_sides import AUTO, COUNTED, DENSE, FOLDING, POLISHED
+from benchmarks.methods_release import POLISHED, PRECISION
+from benchmarks.methods_sides import AUTO, COUNTED, DENSE, FOLDING
 from holdall.report.svg import DARK, LIGHT, Panel, chart
 
 IMAGES = ROOT / "docs" / "images"

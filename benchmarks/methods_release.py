@@ -1,110 +1,110 @@
 """Forms of a trained dense model: its tables stored in fewer bytes, and what that loses on the same rows.
 
-`precision` is `tables.precision.PrecisionFit` with the counts of training and the model's sensitivity; the others are
-fitted with the counts where their fit can use them. Differences are paired: see `evaluation.paired`.
+`precision` and `polished` are what `holdall release` makes, without and with `--polish 1`. The others are fitted with
+the counts of training where their fit can use them. Differences are paired: see `evaluation.paired`. Polishing decides
+by one half of the validation rows, so a polished form is compared on the other half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from benchmarks.accuracy_runs import RULES
+from benchmarks.accuracy_runs import OPTIMIZER, RULES, Job
 from benchmarks.methods_sides import FOLDING, counts_of, fold
-from holdall.common.errors import ConfigError, HoldallError
-from holdall.data.dataset import DataSet
-from holdall.data.negatives import training_loader
-from holdall.evaluation.evaluate_model import SplitScores, score_split
-from holdall.evaluation.paired import PairedDifference, paired_auc, paired_logloss
-from holdall.evaluation.sensitivity import sensitivity
-from holdall.models import Model
-from holdall.tables import Method, Table
+from holdall.common.errors import ConfigError
+from holdall.evaluation.paired import PairedDifference
+from holdall.models import Model, ModelConfig, configuration
+from holdall.models.settings import ModelSettings
+from holdall.serving.forms import Forms
+from holdall.serving.polish import polish
+from holdall.serving.proof import halves
+from holdall.tables import Method
 from holdall.tables.budget import suggest
 from holdall.tables.fit_tables import fit_tables
-from holdall.tables.precision import PrecisionFit
+from holdall.training.config import TrainConfig
 
-PRECISION = "precision"
+PRECISION, POLISHED = "precision", "polished"
 BUDGETS = ("1/20", "1/50", "1/100", "1/200", "1/300", "1/1000")
+POLISHED_AT = ("1/20", "1/100", "1/300")
 OTHERS = {FOLDING: BUDGETS, "clustered": BUDGETS, "quantized": ("1/4",)}
-"""Forms besides `precision`, and their budgets; rows of 4 bits take a quarter."""
-SPLITS = ("valid", "test")
+"""Forms of other methods, and their budgets; rows of 4 bits take a quarter."""
 
 
-@dataclass
-class Trained:
-    """A trained dense model, and what its forms are fitted and compared with."""
-
-    name: str
-    data: Path
-    model: Model
-    weights: dict[str, Tensor]
-    counts: dict[str, Tensor]
-    reference: dict[str, SplitScores]
-
-    @classmethod
-    def of(cls, name: str, data: Path, model: Model) -> Trained:
-        """`model` must have no optimizer: its tables are replaced."""
-        counts = counts_of(name, data)
-        weights = {table: model.bags.table(table).materialize().float() for table in counts}
-        reference = {split: score_split(model, DataSet(data, split)) for split in SPLITS}
-        return cls(name, data, model, weights, counts, reference)
-
-    def precision(self) -> PrecisionFit:
-        rules = RULES[self.name]
-        options: dict[str, Any] = {"num_negatives": rules.negatives, "shuffle": "rows", "seed": 0}
-        loader = training_loader(DataSet(self.data), rules.batch_size, **options)
-        return PrecisionFit(self.weights, self.counts, sensitivity(self.model, loader.epoch(0)))
-
-    def scored(self, form: str, budget: str, tables: Mapping[str, Table]) -> dict[str, Any]:
-        """What the model scores with `tables` in the place of its own, and loses by them."""
-        self.model.bags.replace_tables(tables)
-        return self.scored_model(form, budget, self.model)
-
-    def scored_model(self, form: str, budget: str, model: Model) -> dict[str, Any]:
-        """What a model scores, and loses to the dense one."""
-        found: dict[str, Any] = {"form": form, "budget": budget, "bytes": model.bags.num_bytes()}
-        for split, reference in self.reference.items():
-            scores = score_split(model, DataSet(self.data, split))
-            for compare in (paired_auc, paired_logloss):
-                difference = compare(reference.logits, scores.logits, reference.labels)
-                found |= {f"{split}_{difference.metric}{name}": x for name, x in _numbers(difference).items()}
-        return found
-
-
-def _numbers(difference: PairedDifference) -> dict[str, float]:
-    return {
-        "": difference.candidate,
-        "_loss": difference.loss,
-        "_loss_se": difference.standard_error,
-        "_loss_bound": difference.loss_bound,
-    }
-
-
-def forms(trained: Trained) -> Iterator[dict[str, Any]]:
-    """All forms at all budgets that they can keep."""
-    fit = trained.precision()
-    dim = trained.model.bags.dim
-    rows = {table: len(weight) for table, weight in trained.weights.items()}
+def release_forms(model: Model, job: Job, data: Path) -> Iterator[dict[str, Any]]:
+    """All forms of a trained dense model without an optimizer, at all budgets that they can keep."""
+    forms = Forms(model, train_config(job), data)
+    choosing, others = halves(len(forms.scores("valid").labels))
     for budget in BUDGETS:
         try:
-            tables = fit.fit(fit.choose(budget))
-        except ConfigError:
-            continue
-        yield trained.scored(PRECISION, budget, tables)
+            form = forms.fit(budget)
+        except ConfigError:  # tables cannot be smaller
+            break
+        yield scored(forms, PRECISION, budget, form.model)
+        if budget in POLISHED_AT:
+            polished, how = polish(forms, form.model, 1, choosing)
+            yield {**scored(forms, POLISHED, budget, polished, others), "polish": how.to_json()}
+    yield from _other_forms(forms, job)
+
+
+def _other_forms(forms: Forms, job: Job) -> Iterator[dict[str, Any]]:
+    counts, weights = counts_of(job.set, forms.data), dict(forms.precision.weights)
+    dim = forms.model.bags.dim
+    rows = {table: len(weight) for table, weight in weights.items()}
     for form, budgets in OTHERS.items():
         for budget in budgets:
             methods: dict[str, Method]
             try:
-                methods = fold(trained.counts, dim, budget)[0] if form == FOLDING else suggest(rows, dim, budget, form)
+                methods = fold(counts, dim, budget)[0] if form == FOLDING else suggest(rows, dim, budget, form)
             except ConfigError:
                 continue
-            yield trained.scored(form, budget, fit_tables(trained.weights, methods, trained.counts))
+            forms.scores("test")  # of the trained tables, before others take their place
+            forms.model.bags.replace_tables(fit_tables(weights, methods, counts))
+            yield scored(forms, form, budget, forms.model)
 
 
-def polished_forms(trained: Trained) -> Iterator[dict[str, Any]]:
-    """Forms by precision that are trained on for an epoch, where that is better on the validation split."""
-    raise HoldallError(f"there is no training of released forms yet ({trained.name}): leave out --polish")
+def scored(forms: Forms, form: str, budget: str, model: Model, valid_rows: Tensor | None = None) -> dict[str, Any]:
+    """What a form scores, and loses to the trained model; on some of the validation rows [n] bool."""
+    found: dict[str, Any] = {"form": form, "budget": budget, "bytes": model.bags.num_bytes()}
+    for split, rows in (("valid", valid_rows), ("test", None)):
+        comparison = forms.compare(model, split, rows)
+        for difference in (comparison.auc, comparison.logloss):
+            found |= {f"{split}_{difference.metric}{name}": x for name, x in _numbers(difference).items()}
+    return found
+
+
+def _numbers(difference: PairedDifference) -> dict[str, float]:
+    return {"": difference.candidate, "_loss": difference.loss, "_loss_bound": difference.loss_bound}
+
+
+def train_config(job: Job) -> TrainConfig:
+    """The settings of `holdall train` that a run of a job stands for."""
+    rules = RULES[job.set]
+    lr, table_lr = job.setting
+    config = TrainConfig(
+        epochs=rules.epochs,
+        batch_size=rules.batch_size,
+        shuffle="rows",
+        negatives=rules.negatives,
+        seed=job.seed,
+        model=model_settings(rules.model),
+    ).replace(optimizer=OPTIMIZER, lr=lr, table_lr=table_lr)
+    assert config.model.model_config() == rules.model
+    return config
+
+
+def model_settings(config: ModelConfig) -> ModelSettings:
+    """The settings of `holdall train` for a model."""
+    named = configuration(config.family)
+    given: dict[str, Any] = {name: getattr(config, name) for name in ("dim", "bottom", "top")}
+    other = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in given}  # type: ignore[arg-type]
+    pairs = [
+        f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in other.items()
+        if value != getattr(named, name)
+    ]
+    return ModelSettings(model=config.family, model_setting=tuple(pairs), **given)

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from benchmarks.accuracy_runs import OPTIMIZER, RULES, Job, stepper, train
-from benchmarks.methods_release import Trained, forms, polished_forms
-from benchmarks.methods_sides import DENSE, POLISHED, methods_of
+from benchmarks.methods_release import release_forms
+from benchmarks.methods_sides import DENSE, methods_of
 from holdall.data.dataset import DataSet
 from holdall.models import Model
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.table_bytes import count_table_bytes
-
-FORMS_OF = {DENSE: forms, POLISHED: polished_forms}
 
 
 def run(job: Job, data: Path) -> dict[str, Any]:
@@ -28,9 +26,8 @@ def run(job: Job, data: Path) -> dict[str, Any]:
     found = train(model, stepper(model, job.setting), job, data)
     peak = count_table_bytes(model, OptimizerConfig(name=OPTIMIZER).kind)
     found |= {"bytes": model.bags.num_bytes(), "peak_bytes": peak.total, "dense_peak_bytes": peak.dense_total}
-    if job.side in FORMS_OF and job.stage == "final":
-        trained = Trained.of(job.set, data, without_optimizer(model, job, data))
-        found["forms"] = list(FORMS_OF[job.side](trained))
+    if job.side == DENSE and job.stage == "final":
+        found["forms"] = list(release_forms(without_optimizer(model, job, data), job, data))
     return {**found, "cpu_seconds": round(time.process_time() - start, 1)}
 
 

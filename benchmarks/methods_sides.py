@@ -15,25 +15,27 @@ import torch
 from torch import Tensor
 
 from benchmarks.accuracy import Work, best_setting
-from benchmarks.accuracy_runs import RULES, Job
+from benchmarks.accuracy_runs import OPTIMIZER, RULES, Job
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import parse_budget
 from holdall.data.dataset import DataSet
 from holdall.data.negatives import training_loader
+from holdall.optim.config import OptimizerConfig
 from holdall.popularity.table_counts import table_counts
-from holdall.tables import METHODS, Bands, Dense, Method, Quantized, Shared
+from holdall.tables import METHODS, Bands, Dense, Method, Shared
 from holdall.tables.budget import suggest
 from holdall.tables.method import total_bytes
 
-DECIDING, CONFIRMING = ("criteo", "planted"), ("bookcrossing", "avazu", "taobao")
-"""Sets whose validation splits decided the rule of `auto`, and sets that were not looked at for it."""
+DECIDING, CONFIRMING = ("criteo",), ("planted", "bookcrossing", "avazu", "taobao")
+"""Set whose validation split decided the rule of `auto` with counts, and sets that nothing was chosen by."""
 SETS = DECIDING + CONFIRMING
-DENSE, POLISHED, FOLDING, AUTO, COUNTED = "dense", "polished", "folding", "auto", "auto, counts"
+DENSE, FOLDING, AUTO, COUNTED = "dense", "folding", "auto", "auto, counts"
 OTHERS = tuple(name for name in METHODS if name not in (DENSE, "bands", "clustered"))
 """Every method that a table can train by; assignments to clusters do not train, which makes fresh ones hashed tables
 with an index."""
 BUDGETS: dict[str, tuple[str, ...]] = dict.fromkeys((FOLDING, COUNTED), ("1/4", "1/20", "1/40", "1/100", "1/1000"))
 BUDGETS |= {AUTO: ("1/20", "1/100", "1/1000")} | dict.fromkeys(OTHERS, ("1/20", "1/100"))
+BUDGETS |= dict.fromkeys(("tensor_ring", "quotient_remainder", "codes", "shared"), ("1/20",))
 """Budgets of each side; one that cannot keep any of them is trained at 1/4."""
 TUNED_AT = ("1/20", "1/4")
 """Budget that settings are tried at: the first that a side can keep."""
@@ -41,7 +43,7 @@ GRID = tuple((lr, table_lr) for lr in (0.005, 0.015) for table_lr in (0.003, 0.0
 SECONDS = {"criteo": 4.5, "planted": 4.5, "avazu": 2.5, "bookcrossing": 8.0, "taobao": 11.0}
 """Core-seconds of a run of each set, about."""
 SLOWNESS = {"tensor_train": 1.7, "tensor_ring": 1.7, DENSE: 0.8, FOLDING: 0.8}
-RELEASE_SECONDS = {"criteo": 40.0, "planted": 40.0, "avazu": 20.0, "bookcrossing": 60.0, "taobao": 60.0}
+RELEASE_SECONDS = {"criteo": 60.0, "planted": 60.0, "avazu": 20.0, "bookcrossing": 100.0, "taobao": 120.0}
 """Core-seconds of fitting and scoring the forms of one dense model, about."""
 
 
@@ -55,18 +57,15 @@ def counts_of(name: str, data: Path) -> dict[str, Tensor]:
     return {table: counted[table] for table in rules.model.table_rows(schema)}
 
 
-def fold(
-    counts: Mapping[str, Tensor], dim: int, budget: str, popular: Method | None = None
-) -> tuple[dict[str, Method], int]:
+def fold(counts: Mapping[str, Tensor], dim: int, budget: str) -> tuple[dict[str, Method], int]:
     """`(methods, k)`: a row of its own for ids looked up k times or more, of the least k that keeps the budget."""
-    popular = popular or Dense()
     rows = {name: len(of_table) for name, of_table in counts.items()}
     available = parse_budget(budget, 4 * dim * sum(rows.values()))
     levels = torch.unique(torch.cat(list(counts.values()))).tolist()
     levels.append(levels[-1] + 1)  # no row of its own at all
 
     def methods_at(k: int) -> dict[str, Method]:
-        return {name: _bands(int((of_table >= k).sum()), rows[name], popular) for name, of_table in counts.items()}
+        return {name: _bands(int((of_table >= k).sum()), rows[name]) for name, of_table in counts.items()}
 
     low, high = -1, len(levels) - 1
     while high - low > 1:
@@ -79,10 +78,10 @@ def fold(
     return methods, levels[high]
 
 
-def _bands(num_popular: int, num_rows: int, popular: Method) -> Method:
+def _bands(num_popular: int, num_rows: int) -> Method:
     if num_popular == num_rows:
-        return popular
-    return Bands(((num_popular, popular), (None, Shared(1)))) if num_popular else Shared(1)
+        return Dense()
+    return Bands(((num_popular, Dense()), (None, Shared(1)))) if num_popular else Shared(1)
 
 
 def _bytes(methods: Mapping[str, Method], rows: Mapping[str, int], dim: int) -> int:
@@ -94,55 +93,53 @@ def methods_of(name: str, side: str, budget: str, data: Path) -> dict[str, Metho
     """A method for each table of a set, trained from the start; None where the side cannot be that small."""
     config = RULES[name].model
     rows = config.table_rows(DataSet(data).schema)
-    if side in (DENSE, POLISHED):
+    if side == DENSE:
         return dict.fromkeys(rows, Dense())
     try:
         if side == FOLDING:
             return fold(counts_of(name, data), config.dim, budget)[0]
         if side == COUNTED:
-            small = parse_budget(budget, 1_000_000) <= 50_000
-            head: Method = Quantized(8, "stochastic", True) if small else Dense()
-            return fold(counts_of(name, data), config.dim, budget, head)[0]
+            row_state = OptimizerConfig(name=OPTIMIZER).kind.row_state_bytes(config.dim)
+            return suggest(rows, config.dim, budget, training=True, counts=counts_of(name, data), row_state=row_state)
         return suggest(rows, config.dim, budget, side, training=True)
     except ConfigError:
         return None
 
 
-def sides(polish: bool) -> tuple[str, ...]:
+def sides() -> tuple[str, ...]:
     """All sides, in order of their value."""
-    return (DENSE, *([POLISHED] if polish else []), FOLDING, COUNTED, AUTO, *OTHERS)
+    return (DENSE, FOLDING, COUNTED, AUTO, *OTHERS)
 
 
 def tune_budget(name: str, side: str, data: Path) -> str | None:
     """The budget that settings of a side are tried at; None where it can keep none."""
-    if side in (DENSE, POLISHED):
+    if side == DENSE:
         return "1"
     return next((budget for budget in TUNED_AT if methods_of(name, side, budget, data)), None)
 
 
 def budgets_of(name: str, side: str, data: Path) -> list[str]:
     """The budgets that a side is trained at with every seed."""
-    if side in (DENSE, POLISHED):
+    if side == DENSE:
         return ["1"]
     found = [budget for budget in BUDGETS[side] if methods_of(name, side, budget, data)]
     return found or [budget for budget in TUNED_AT if methods_of(name, side, budget, data)]
 
 
 def tune_jobs(name: str, side: str, data: Path) -> list[Job]:
-    """Runs that try the settings of a side with one seed; a polished model starts from the dense one as it is."""
+    """Runs that try the settings of a side with one seed."""
     budget = tune_budget(name, side, data)
-    if budget is None or side == POLISHED:
+    if budget is None:
         return []
     return [Job(name, side, budget, setting, 0, "tune") for setting in GRID]
 
 
 def final_jobs(work: Work, name: str, side: str, data: Path, seeds: int) -> list[Job] | None:
     """Runs with the setting of the lowest validation logloss; None while settings are still to be tried."""
-    tuned = DENSE if side == POLISHED else side
     budget = tune_budget(name, side, data)
     if budget is None:
         return []
-    setting = best_setting(work, name, tuned, budget, GRID)
+    setting = best_setting(work, name, side, budget, GRID)
     if setting is None:
         return None
     budgets = budgets_of(name, side, data)
@@ -157,15 +154,14 @@ def seconds(job: Job) -> float:
 
 def value(job: Job) -> tuple[int, int, float]:
     """Place of a run in the order of work: dense, then what is cut by popularity, then the rest; long runs first."""
-    order = sides(polish=True)
-    group = (DENSE, POLISHED, FOLDING, COUNTED).index(job.side) if order.index(job.side) < 4 else order.index(job.side)
-    return (min(group, 2) if group < 4 else group), job.stage == "final", -seconds(job)
+    place = sides().index(job.side)
+    return (1 if job.side == COUNTED else place), job.stage == "final", -seconds(job)
 
 
-def plan(work: Work, folders: Mapping[str, Path], seeds: int, polish: bool) -> Iterator[tuple[Job | None, float, int]]:
+def plan(work: Work, folders: Mapping[str, Path], seeds: int) -> Iterator[tuple[Job | None, float, int]]:
     """Runs that are not done, as `(job, core-seconds, number)`: the job is None where its setting is not known yet."""
     for name, data in folders.items():
-        for side in sides(polish):
+        for side in sides():
             yield from ((job, seconds(job), 1) for job in tune_jobs(name, side, data) if work.get(job) is None)
             jobs = final_jobs(work, name, side, data, seeds)
             if jobs is None:

@@ -19,6 +19,7 @@ from benchmarks.methods_tables import summarise, summarise_forms
 from holdall.common.errors import ConfigError
 from holdall.data.dataset import DataSet
 from holdall.data.synthetic import preset, write_prepared
+from holdall.serving.forms import Forms
 from holdall.tables import Bands, Dense, Shared
 from holdall.tables.method import total_bytes
 
@@ -51,7 +52,7 @@ def test_folding_refuses_a_budget_below_one_row_a_table():
         fold({"a": torch.tensor([3, 1]), "b": torch.tensor([1, 1])}, 16, "100B")
 
 
-@pytest.mark.parametrize("side", [side for side in methods_sides.sides(polish=False) if side != DENSE])
+@pytest.mark.parametrize("side", [side for side in methods_sides.sides() if side != DENSE])
 def test_every_side_keeps_its_budget(prepared: Path, side: str):
     data = prepared / "planted"
     budget = tune_budget("planted", side, data)
@@ -103,6 +104,8 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
     assert len(results["search"]) == 2 * len(rows)
     precise = [row for row in results["released"] if row["form"] == "precision"]
     assert [row["budget"] for row in precise][:2] == ["1/20", "1/50"]
+    polished = [row["budget"] for row in results["released"] if row["form"] == "polished"]
+    assert polished == [row["budget"] for row in precise if row["budget"] in methods_release.POLISHED_AT]
     assert all(row["test_auc_loss_bound"] >= row["test_auc_loss"] for row in precise)
     assert (small / "images" / "methods-planted-dark.svg").read_text().startswith("<svg")
     lines = (work / "runs.jsonl").read_text()
@@ -112,7 +115,7 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
 
 def test_settings_are_tried_before_seeds_and_test_scores_are_of_the_last_runs_alone(prepared: Path, small: Path):
     work = Work(small / "work")
-    queue = methods.Queue(work, {"planted": prepared / "planted"}, 2, False)
+    queue = methods.Queue(work, {"planted": prepared / "planted"}, 2)
     stages = []
     while (job := queue.pop(1e9)) is not None:
         stages.append((job.side, job.stage))
@@ -165,9 +168,16 @@ def test_bounds_of_forms_are_the_mean_and_the_worst_of_the_seeds():
     assert row["share"] == 0.01
 
 
+@pytest.mark.parametrize("name", accuracy_runs.RULES)
+def test_forms_are_made_with_the_settings_of_the_run(name: str):
+    config = methods_release.train_config(Job(name, DENSE, "1", GRID[0], 3, "final"))
+    assert config.model.model_config() == accuracy_runs.RULES[name].model
+    assert (config.seed, config.optimizer.lr, config.optimizer.table_lr) == (3, *GRID[0])
+
+
 def test_a_form_of_all_bytes_loses_nothing(prepared: Path):
     data = prepared / "planted"
-    model = accuracy_runs.build(Job("planted", "dlrm", "1", GRID[0], 0, "tune"), data, accuracy_runs.MODEL)
-    trained = methods_release.Trained.of("planted", data, model)
-    same = trained.scored("dense", "1", {})
+    job = Job("planted", "dlrm", "1", GRID[0], 0, "tune")
+    model = accuracy_runs.build(job, data, accuracy_runs.MODEL)
+    same = methods_release.scored(Forms(model, methods_release.train_config(job), data), "dense", "1", model)
     assert same["test_auc_loss"] == same["test_auc_loss_bound"] == same["valid_logloss_loss"] == 0
