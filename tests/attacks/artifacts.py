@@ -80,8 +80,8 @@ def made(*names: str) -> Callable[[Path, Ended], Any]:
     def result(folder: Path, ended: Ended) -> Any:
         found = {}
         for name in names:
-            paths = sorted((folder / name).rglob("*.arrow")) if (folder / name).is_dir() else [folder / name]
-            for path in paths:
+            inside = [path for kind in ("*.arrow", "*.safetensors") for path in sorted((folder / name).rglob(kind))]
+            for path in inside if (folder / name).is_dir() else [folder / name]:
                 found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
         return found
 
@@ -121,6 +121,9 @@ READERS: dict[str, Reader] = {
     "plan --edited": Reader("plan data --hardware hardware.json --edited plan.json --json", printed),
     "simulate": Reader(SIMULATE, printed),
     "simulate --profile": Reader(f"{SIMULATE} --profile popularity.json", printed),
+    "evaluate bundle": Reader("evaluate bundle --data data --device cpu --json", printed),
+    "release": Reader("release run --as-trained --device cpu --out new", made("new"), ("new",)),
+    "inspect bundle": Reader("inspect bundle --json", printed),
     "inspect data": Reader("inspect data --json", printed),
     "inspect implicit": Reader("inspect implicit --json", printed),
     "inspect ordered": Reader("inspect ordered --json", printed),
@@ -147,12 +150,12 @@ ARTIFACTS: dict[str, Artifact] = {
         ("data/**/*",),
         (
             *("train", "train split", "train --resume", "train --plan", "evaluate", "evaluate --group-by", "profile"),
-            *("order", "plan", "inspect data", "doctor", "doctor --verify", "simulate"),
+            *("order", "plan", "release", "inspect data", "doctor", "doctor --verify", "simulate"),
         ),
     ),
     "implicit data set": Artifact(("implicit/**/*",), ("train implicit", "evaluate implicit", "inspect implicit")),
     "ordered data set": Artifact(("ordered/**/*",), ("train ordered", "order --like", "inspect ordered")),
-    "run": Artifact(("run/*.json",), ("train --resume", "evaluate", "inspect run")),
+    "run": Artifact(("run/*.json",), ("train --resume", "evaluate", "release", "inspect run")),
     "log": Artifact(("run/metrics.jsonl",), ("train --resume", "inspect run"), by_hand=True),
     "checkpoint": Artifact(
         ("run/checkpoints/**/*",), ("train --resume", "evaluate", "inspect run", "inspect checkpoint")
@@ -161,6 +164,7 @@ ARTIFACTS: dict[str, Artifact] = {
         ("implicit-run/*.json", "implicit-run/best/**/*", "implicit-run/checkpoints/**/*"), ("evaluate implicit",)
     ),
     "run of a plan": Artifact(("plan-run/*.json", "plan-run/checkpoints/**/*"), ("evaluate plan-run",)),
+    "bundle": Artifact(("bundle/**/*",), ("evaluate bundle", "inspect bundle")),
     "profile": Artifact(("popularity.*",), ("plan --profile", "simulate --profile", "train split")),
     "hardware": Artifact(("hardware.json",), ("plan", "simulate", "plan --edited")),
     "plan": Artifact(

@@ -42,6 +42,7 @@ def counted(name: str) -> Callable[[Path, Ended], Any]:
 
 SIX = f"train data {TRAIN} --steps 6 --out new"
 NINE = f"train data {TRAIN} --steps 9 --out run"
+RELEASE = "release run --device cpu"
 WRITERS: dict[str, Writer] = {
     "prepare": Writer(f"{PREPARE} --out new", made("new"), ("new",)),
     "prepare --overwrite": Writer(
@@ -60,6 +61,10 @@ WRITERS: dict[str, Writer] = {
         "profile data --split valid --out popularity.json",
         counted("popularity.json"),
         ("popularity.json", "popularity.safetensors"),
+    ),
+    "release": Writer(f"{RELEASE} --budget 1/2 --out new", made("new"), ("new",)),
+    "release --overwrite": Writer(
+        f"{RELEASE} --as-trained --out bundle --overwrite", made("bundle"), ("bundle",), replaces="bundle"
     ),
     "evaluate": Writer("evaluate run --device cpu --json", printed),
     "evaluate --tail disk": Writer("evaluate disk-run --device cpu --json", printed),

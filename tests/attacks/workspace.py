@@ -34,6 +34,7 @@ MADE = (
     f"train data {TRAIN} {DISK} --steps 4 --out disk-run",
     f"train implicit {NCF} --steps 4 --evaluate-every 2 --early-stopping 2 --out implicit-run",
     "train data --plan plan.json --steps 4 --deterministic --out plan-run",
+    "release run --budget 1/2 --device cpu --out bundle",
 )
 
 

@@ -205,12 +205,7 @@ def output_folder(
     Refused: a path that exists (unless `overwrite` may replace it), that has one of the `inputs` in it, or that another
     process writes to. Check the inputs before: the folder is locked, and an old one kept, while the block runs.
     """
-    refuse_place(path, inputs)
-    with locked(path):
-        output = Output(path, kind, overwrite=overwrite)
-        output.refuse_in_the_way(output.partial)
-        output.recover()
-        output.refuse_existing()
+    with _free_output(path, kind, overwrite, inputs) as output:
         if output.partial.exists():
             output.remove(output.partial)
         output.partial.mkdir()
@@ -230,6 +225,24 @@ def output_folder(
                     f"again; nothing half-written was kept"
                 ) from error
             raise
+
+
+def check_output(path: Path, kind: FolderKind, *, overwrite: bool = False, inputs: Iterable[Path] = ()) -> None:
+    """Raise if `output_folder` would refuse the path, for a command that computes for long before it writes."""
+    with _free_output(path, kind, overwrite, inputs):
+        pass
+
+
+@contextmanager
+def _free_output(path: Path, kind: FolderKind, overwrite: bool, inputs: Iterable[Path]) -> Iterator[Output]:
+    """The output, locked, where it may be written."""
+    refuse_place(path, inputs)
+    with locked(path):
+        output = Output(path, kind, overwrite=overwrite)
+        output.refuse_in_the_way(output.partial)
+        output.recover()
+        output.refuse_existing()
+        yield output
 
 
 def refuse_place(path: Path, inputs: Iterable[Path] = ()) -> None:

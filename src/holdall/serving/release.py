@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdall.common.errors import ConfigError
-from holdall.common.output_folder import Output, refuse_place
+from holdall.common.output_folder import check_output
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import evaluate_model
@@ -91,8 +91,7 @@ def release(
     if as_trained and any(value is not None for value in given.values()):
         named = next(name for name, value in given.items() if value is not None)
         raise ConfigError(f"--as-trained keeps the tables as they are: leave {named} out")
-    refuse_place(out, [Path(run)])
-    Output(out, BUNDLE, overwrite=overwrite).refuse_existing()
+    check_output(out, BUNDLE, overwrite=overwrite, inputs=[Path(run)])
     trained = TrainedRun.load(Path(run), None if data is None else Path(data), device)
     if as_trained:
         model, quality = trained.model, quality_as_trained(trained.model, trained.data)
