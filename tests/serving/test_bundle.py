@@ -230,6 +230,15 @@ def test_methods_of_another_size_are_refused(sound: Path, tmp_path: Path) -> Non
         open_bundle(folder).model()
 
 
+@pytest.mark.parametrize("dim", [2**62, 0, 17])
+def test_models_that_cannot_be_are_refused(dim: int, sound: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(sound, folder)
+    edit(folder, lambda found: found["model"].update(dim=dim))
+    with pytest.raises(DataError, match=r"cannot be built|must be at least 1|in the place of"):
+        open_bundle(folder).model()
+
+
 def test_what_is_no_bundle_is_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no bundle"):
         open_bundle(tmp_path / "nothing")

@@ -81,16 +81,12 @@ def build_model(
     tables: MappedTensors,
 ) -> Model:
     """The model whose tables are views of a file, in evaluation mode and without gradients; no row is read."""
-    reads = config.reads(schema)
-    rows = config.table_rows(schema)
-    if set(methods) != set(rows):
-        raise DataError(f"{tables.path}: the tables of the bundle are not those of its schema: {CURE}")
-    features = {feature.name: feature.table or feature.name for feature in reads.features}
-    names = dict.fromkeys(features.values())
-    built = {name: methods[name].build(rows[name], config.dim, device="meta") for name in names}
-    tie_codebooks(built.values())
-    bags = EmbeddingBags(built, features, device="meta")
-    model = config.with_tables(bags, schema, None, "meta")
+    try:
+        model = _without_values(config, schema, methods)
+    except (ValueError, RuntimeError, OverflowError) as error:  # torch's errors for sizes past 2^63, and our own
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"the model of the bundle {tables.path.parent} cannot be built ({reason}): {CURE}") from error
+    bags = model.bags
     bags.vector_dtype = vector_dtype
     for of_names, expected in _named_tensors(model):
         source = tables if of_names[0].startswith(BAGS) else dense
@@ -104,6 +100,18 @@ def build_model(
     bags.plan_lookups()
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     return model.requires_grad_(False).eval()
+
+
+def _without_values(config: ModelConfig, schema: Schema, methods: Mapping[str, Method]) -> Model:
+    """The model on the meta device, where it takes no memory."""
+    rows = config.table_rows(schema)
+    if set(methods) != set(rows):
+        raise DataError("its tables are not those of its schema")
+    features = {feature.name: feature.table or feature.name for feature in config.reads(schema).features}
+    names = dict.fromkeys(features.values())
+    built = {name: methods[name].build(rows[name], config.dim, device="meta") for name in names}
+    tie_codebooks(built.values())
+    return config.with_tables(EmbeddingBags(built, features, device="meta"), schema, None, "meta")
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[list[str], Tensor]]:
