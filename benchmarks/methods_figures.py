@@ -21,16 +21,14 @@ TITLES = {
     "taobao": "Taobao sample",
 }
 FORMS = {
-    PRECISION: "precision by popularity, after training",
-    POLISHED: "the same, trained on",
-    FOLDING: "folding, after training",
+    PRECISION: "precision, after training",
+    POLISHED: "polished, after training",
     "clustered": "clustered, after training",
+    FOLDING: "folding, after training",
 }
-SIDES = {
-    COUNTED: "auto with counts, from the start",
-    FOLDING: "folding, from the start",
-    AUTO: "auto without counts, from the start",
-}
+SIDES = {COUNTED: "auto with counts", FOLDING: "folding", AUTO: "auto without counts"}
+DEPTH = 0.04
+"""AUC below dense that a figure shows."""
 TICKS = (1 / 4, 1 / 20, 1 / 50, 1 / 100, 1 / 300, 1 / 1000)
 
 Row = Mapping[str, Any]
@@ -46,7 +44,10 @@ def draw(card: Path) -> None:
         if dense and released:
             panel = _panel(from_start, released, dense[0]["auc"])
             title = f"Test AUC at equal bytes: {TITLES[name]}"
-            about = f"mean, least and greatest of {dense[0]['seeds']} seeds; grey: other methods, from the start"
+            about = (
+                f"mean, least and greatest of {dense[0]['seeds']} seeds; grey: other methods from the start; down to "
+                f"{DEPTH:.2f} below dense"
+            )
             for theme, suffix in ((LIGHT, "light"), (DARK, "dark")):
                 chart(
                     IMAGES / f"methods-{name}-{suffix}.svg",
@@ -65,9 +66,9 @@ def _panel(from_start: Sequence[Row], released: Sequence[Row], dense: float) -> 
     rows: dict[str, list[Row]] = {}
     for kind, labels, found in (("form", FORMS, released), ("side", SIDES, from_start)):
         for key, label in labels.items():
-            of_line = sorted((row for row in found if row[kind] == key), key=lambda row: -row["share"])
-            if of_line:
-                rows[label] = of_line
+            shown = [row for row in found if row[kind] == key and row["auc_low"] >= dense - DEPTH]
+            if shown:
+                rows[label] = sorted(shown, key=lambda row: -row["share"])
     low = min(row["auc_low"] for of_line in rows.values() for row in of_line)
     high = max(row["auc_high"] for of_line in rows.values() for row in of_line)
     others: dict[str, list[tuple[float, float]]] = {}

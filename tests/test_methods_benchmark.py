@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections import Counter
 from pathlib import Path
@@ -96,7 +97,8 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
     assert not (small / "results").exists()
     call(monkeypatch, work, *options)
     assert " 0 are left" in capsys.readouterr().out
-    results = json.loads((small / "results" / "methods.json").read_text())["results"]
+    made = json.loads((small / "results" / "methods.json").read_text())
+    results = made["results"]
     rows = {(row["side"], row["budget"]): row for row in results["from_start"]}
     assert set(rows) == {(DENSE, "1"), *((side, "1/20") for side in ("folding", "auto", "auto, counts", "hashed"))}
     assert all(row["seeds"] == 2 and 0.4 < row["auc"] < 1 for row in rows.values())
@@ -108,6 +110,11 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
     assert polished == [row["budget"] for row in precise if row["budget"] in methods_release.POLISHED_AT]
     assert all(row["test_auc_loss_bound"] >= row["test_auc_loss"] for row in precise)
     assert (small / "images" / "methods-planted-dark.svg").read_text().startswith("<svg")
+    page = runpy.run_path(str(card.ROOT / "tools" / "methods.py"))["section"](made)
+    assert f"| dense, all bytes | {rows[DENSE, '1']['auc']:.4f} |" in page
+    assert f"{precise[0]['test_auc_loss']:.4f}, {precise[0]['test_auc_loss_bound']:.4f}" in page.replace(
+        "-0.0000", "0.0000"
+    )
     lines = (work / "runs.jsonl").read_text()
     call(monkeypatch, work, *options)
     assert (work / "runs.jsonl").read_text() == lines
