@@ -167,3 +167,11 @@ def test_the_lock_is_in_the_folder_where_nothing_can_be_made_beside_it(
         with pytest.raises(HoldallError), locked(tmp_path / "run"):
             pytest.fail("locked twice")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_lock_file_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    file = lock_file(tmp_path / "run")
+    file.symlink_to("nowhere")
+    ended = subprocess.run([sys.executable, "-c", HOLDER, str(tmp_path / "run")], capture_output=True, timeout=60)
+    assert f"{file} is a link: remove it" in ended.stderr.decode()
+    assert file.is_symlink()

@@ -86,6 +86,8 @@ def _try_lock(file: Path) -> tuple[int | None, bool]:
         try:
             descriptor, is_new = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True
         except FileExistsError:
+            if file.is_symlink():  # one that leads nowhere exists for the first open, and not for the second
+                raise HoldallError(f"the lock file {file} is a link: remove it") from None
             try:
                 descriptor, is_new = os.open(file, os.O_RDWR), False
             except FileNotFoundError:  # its holder has just removed it
