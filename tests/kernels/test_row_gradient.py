@@ -62,6 +62,16 @@ def test_bit_equal_over_repeats(repeat: int) -> None:
     assert torch.equal(sum_by_row(gradient)[1], sum_by_row(gradient)[1])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("max_run", [2, 3, 64])
+def test_long_runs_are_summed_in_pieces(max_run: int, weighted: bool) -> None:
+    gradient = some_gradient(3_000, 4, 50, weighted)
+    ids, sums = sum_by_row(gradient, max_run)
+    expected_ids, expected = sum_by_row_reference(gradient)
+    assert torch.equal(ids, expected_ids)
+    torch.testing.assert_close(sums, expected, rtol=1e-12, atol=1e-12)
+
+
 def test_no_ids() -> None:
     ids, sums = sum_by_row(RowGradient(torch.empty(0, dtype=torch.int64), torch.empty(0, 3)))
     assert ids.numel() == 0
