@@ -80,7 +80,7 @@ def test_mistakes(data: Path, rates: str, tmp_path: Path, capsys: pytest.Capture
 
 def test_mistakes_with_files(data: Path, rates: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["plan", str(data), "--hardware", rates]
-    assert "cannot be written (Is a directory): name another" in refused(capsys, *plan, *MODEL, "--out", str(tmp_path))
+    assert "is a folder: name the file to write" in refused(capsys, *plan, *MODEL, "--out", str(tmp_path))
     assert "absent.json does not exist: make it with `holdall profile" in refused(
         capsys, *plan, "--profile", str(tmp_path / "absent.json")
     )
