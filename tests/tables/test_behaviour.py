@@ -211,8 +211,11 @@ def test_lower_precision_is_close_to_float64(method: Method, dtype: torch.dtype)
 
 
 @pytest.mark.slow
-@methods
+@pytest.mark.parametrize(
+    "method", {type(build(method)): method for method in reversed(CASES.values())}.values(), ids=str
+)
 def test_dynamo_gives_the_same(method: Method) -> None:
+    """The first case of every class of table: a compilation takes seconds."""
     table = build(method)
     ids = some_ids(37)
     compiled = torch.compile(table, backend="aot_eager")
