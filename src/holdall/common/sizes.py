@@ -42,7 +42,8 @@ def parse_budget(budget: str | int | float, whole: int) -> int:
         share = _number(text[:-1], text) / 100
     elif "/" in text:
         above, _, below = text.partition("/")
-        share = _number(above, text) / (_number(below, text) or 1.0)
+        parts = _number(below, text)
+        share = _number(above, text) / parts if parts else 0.0
     if share is None:
         return parse_bytes(budget)
     if not 0 < share <= 1:
