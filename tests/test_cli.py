@@ -455,7 +455,7 @@ def test_output_to_a_full_disk_ends_with_a_sentence(data: Path) -> None:
 
 
 def test_our_warnings_are_sentences_without_code() -> None:
-    from holdall import cli
+    from holdall.cli import run_command as cli
 
     shown = cli._format_warning("mind the gap", UserWarning, cli.__file__, 7)
     assert shown == "holdall: warning: mind the gap\n"

@@ -10,7 +10,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from holdall.cli import evaluate, main
+from holdall.cli import main
+from holdall.cli.training_commands import evaluate
 from holdall.common.settings import overlay, parts_of
 from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS

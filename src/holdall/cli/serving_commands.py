@@ -1,0 +1,66 @@
+"""Commands on trained models in use: release."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from holdall.cli.options import print_json, tyro
+
+
+def release(
+    run: tyro.conf.Positional[Path],
+    out: Path,
+    budget: str | None = None,
+    max_auc_loss: float | None = None,
+    polish: int = 0,
+    as_trained: bool = False,
+    data: Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Write the model of a run as a bundle, in a small form that is proved to be as good.
+
+    Args:
+        run: Run folder.
+        out: Folder to write.
+        budget: Size of all tables, such as 16MB, or a share of their bytes as float32 rows, such as 1/100. When absent,
+            the smallest form within --max-auc-loss.
+        max_auc_loss: Largest loss of AUC on the validation split, with 95% confidence: 0.0005 when absent, and no limit
+            with --budget.
+        polish: Epochs, at most, that forms are trained on at each of a few rates; kept where validation says so.
+        as_trained: Keep the tables as they were trained.
+        data: Data set folder with the same ids; the one trained on when absent.
+        device: cpu, cuda, or auto for a GPU if there is one.
+        overwrite: Replace an older bundle.
+        json: Print the description of the bundle as JSON on stdout.
+    """
+    from holdall.commands.inspect import inspect, show
+    from holdall.common.console import make_console
+    from holdall.serving.gate import GateError
+    from holdall.serving.release import release as run_release
+    from holdall.serving.render import show_front
+
+    try:
+        run_release(
+            run,
+            out,
+            budget=budget,
+            max_auc_loss=max_auc_loss,
+            polish=polish,
+            as_trained=as_trained,
+            data=data,
+            device=device,
+            overwrite=overwrite,
+            note=lambda row: print(f"tested {row.budget}: {row.verdict}", file=sys.stderr),
+        )
+    except GateError as refused:
+        if not json:
+            show_front([row.to_json() for row in refused.front], make_console())
+        raise
+    if json:
+        print_json(inspect(out))
+    else:
+        show(inspect(out))
