@@ -259,6 +259,16 @@ def test_only_a_bundle_is_overwritten(data: Path, sound: Path, tmp_path: Path) -
     assert not DATA_SET.matches(tmp_path / "old")  # which has a schema, too
 
 
+def test_a_fingerprint_names_the_content(data: Path, sound: Path, tmp_path: Path) -> None:
+    model = open_bundle(sound).model()
+    write(tmp_path / "same", model, SMALL, data)
+    assert open_bundle(tmp_path / "same").fingerprint == open_bundle(sound).fingerprint
+    with torch.no_grad():
+        model.bags.packs[0].storage[0, 0] += 1
+    write(tmp_path / "other", model, SMALL, data)
+    assert open_bundle(tmp_path / "other").fingerprint != open_bundle(sound).fingerprint
+
+
 def test_an_error_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")

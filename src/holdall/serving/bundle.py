@@ -30,7 +30,7 @@ from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind, output_folder
 from holdall.data.folder_files import check_other_file, has_other_file
 from holdall.data.id_map import id_map_path
-from holdall.data.identity import data_fingerprint, ids_fingerprint
+from holdall.data.identity import data_fingerprint, ids_fingerprint, json_digest
 from holdall.data.items import ITEMS_FILE
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models import Model, ModelConfig
@@ -119,12 +119,22 @@ class Record:
     files: dict[str, FileHash]
     """Every file of the bundle but this one, by its path in the folder."""
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that names the content of the bundle: of the hashes of its files."""
+        return json_digest({name: file.sha256 for name, file in self.files.items()})
+
 
 class Bundle:
     """Bundle that was opened: its files have the sizes and hashes of `bundle.json`."""
 
     def __init__(self, path: Path, record: Record, schema: Schema):
         self.path, self.record, self.schema = path, record, schema
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 that names the content of the bundle."""
+        return self.record.fingerprint
 
     @property
     def model_config(self) -> ModelConfig:
