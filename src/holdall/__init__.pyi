@@ -45,7 +45,10 @@ from holdall.popularity.profiling import profile as profile
 from holdall.serving.bundle import Bundle as Bundle
 from holdall.serving.bundle import open_bundle as open_bundle
 from holdall.serving.evaluate import evaluate as evaluate
+from holdall.serving.explain_row import ExplainedRow as ExplainedRow
 from holdall.serving.release import release as release
+from holdall.serving.scorer import Scorer as Scorer
+from holdall.serving.scorer import load as load
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Bands as Bands
 from holdall.tables import Clustered as Clustered

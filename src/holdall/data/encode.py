@@ -6,7 +6,7 @@ not use it: `data.passes` encodes the rows of a data set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,12 +35,17 @@ class Encoder:
     Memory: about 40 bytes per row of the maps, once each has been used.
     """
 
-    def __init__(self, folder: str | Path, *, max_value_bytes: int = MAX_VALUE_BYTES):
-        """Rows with a value of more than `max_value_bytes`, and longer than all values of its map, are refused."""
+    def __init__(
+        self, folder: str | Path, *, max_value_bytes: int = MAX_VALUE_BYTES, features: Collection[str] | None = None
+    ):
+        """Rows with a value of more than `max_value_bytes`, and longer than all values of its map, are refused.
+
+        With `features` the other ones are not read: rows need not have them, and in a batch they are id 0, or empty.
+        """
         self.max_value_bytes = max_value_bytes
         self.schema = Schema.load(Path(folder))
-        self.maps = load_id_maps(folder)
-        self.num_unseen = {feature.name: 0 for feature in self.schema.features}
+        self.maps = load_id_maps(folder, features)
+        self.num_unseen = dict.fromkeys(self.maps, 0)
         """Lookups so far that became a feature's unseen row."""
 
     def encode(self, table: Table) -> Batch:
@@ -51,6 +56,13 @@ class Encoder:
             dense[:, index] = transform(numbers(find(table, column.name), column), column)
         singles, bags = [], []
         for feature in self.schema.features:
+            if feature.name not in self.maps:
+                zeros = np.zeros(table.num_rows, dtype=np.int32)
+                if feature.one_hot:
+                    singles.append(zeros)
+                else:
+                    bags.append(Ragged(zeros[:0], offsets_of(zeros)))
+                continue
             values = find(table, feature.name)
             if feature.one_hot:
                 singles.append(self._ids(feature, values, np.arange(table.num_rows)))
@@ -61,6 +73,10 @@ class Encoder:
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
         columns = Columns(label=self._label(table), dense=dense, ids=ids, bags=tuple(bags))
         return columns.batch([feature.one_hot for feature in self.schema.features])
+
+    def ids(self, feature: str, values: pa.Array | pa.ChunkedArray) -> Array:
+        """[n] ids of values [n] of one feature, whatever number of them a row has."""
+        return self._ids(self.schema.feature(feature), values, np.arange(len(values)))
 
     def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
         """[L] ids of values [L], which belong to these rows [L]."""

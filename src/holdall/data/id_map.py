@@ -9,7 +9,7 @@ folder that `holdall order` made, the ids from `ordered_from` on are in another 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -236,15 +236,23 @@ def reserve_id_maps(folder: Path, features: Sequence[str], tables: Sequence[str]
             ) from None
 
 
-def load_id_maps(folder: str | Path) -> dict[str, IdMap]:
-    """The maps of a prepared data set, by feature; features that share a table share the object."""
+def load_id_maps(folder: str | Path, features: Collection[str] | None = None) -> dict[str, IdMap]:
+    """The maps of a prepared data set, by feature; features that share a table share the object.
+
+    With `features`, the maps of those alone. The map of a table is that of its first feature, whether it is one of them
+    or not.
+    """
     schema = Schema.load(Path(folder))
+    first: dict[str, str] = {}
     by_table: dict[str, IdMap] = {}
     maps = {}
     for feature in schema.features:
         table = feature.table or feature.name
+        first.setdefault(table, feature.name)
+        if features is not None and feature.name not in features:
+            continue
         if table not in by_table:
-            by_table[table] = load_id_map(folder, feature.name, schema)
+            by_table[table] = load_id_map(folder, first[table], schema)
         maps[feature.name] = by_table[table]
         if maps[feature.name].num_rows != feature.num_rows or maps[feature.name].unseen != feature.unseen:
             raise DataError(f"the id map of '{feature.name}' in {folder} does not fit schema.json: prepare it again")

@@ -1,0 +1,280 @@
+"""Raw rows in the forms that people have them, as one Arrow table with the columns that a model reads.
+
+A value means what it means to `holdall prepare`: null and "" are missing, integers stand for their decimal text and
+booleans for `true` and `false` (1 and 0 in a dense column). Neither pandas nor polars is imported: their frames are
+read through the Arrow PyCapsule protocol. Rows are counted from 0 in errors.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdall.common.errors import DataError, did_you_mean
+from holdall.data.read_parquet import SUFFIXES
+from holdall.data.rows import FLOAT32_MAX, shown
+from holdall.data.schema import Feature, Schema
+
+ROWS_PER_BLOCK = 1 << 16
+"""Rows of a file that are in memory at a time."""
+FORMS = "a list of dicts, a dict of columns, a pandas, polars or Arrow table, or a file"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_BOOLEANS = {True: "true", False: "false"}
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Columns of the rows that a model scores, and how their values are read."""
+
+    schema: Schema
+    reads: frozenset[str]
+    """Names of the features that the model reads; the others may be absent."""
+    separators: Mapping[str, str]
+    """By bag or sequence, what separates its values in a text; without one, it must be a list."""
+
+    @property
+    def features(self) -> list[Feature]:
+        """Features that rows must have."""
+        return [feature for feature in self.schema.features if feature.name in self.reads]
+
+    @property
+    def names(self) -> list[str]:
+        """Columns that rows must have: dense ones, then features."""
+        return [column.name for column in self.schema.dense] + [feature.name for feature in self.features]
+
+    def table(self, rows: Any) -> pa.Table:
+        """The rows with the columns of `names`: text, lists of it, or numbers."""
+        if isinstance(rows, str | Path):
+            return pa.concat_tables(list(self.blocks(rows)))
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if isinstance(rows, Mapping):
+            return self._from_columns(rows)
+        if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pa.Table):
+            rows = pa.table(rows)
+        if isinstance(rows, pa.Table):
+            return self._select(rows, "the rows have")
+        if isinstance(rows, Iterable):
+            return self._from_dicts(list(rows))
+        raise DataError(f"rows cannot be a {type(rows).__name__}: give {FORMS}")
+
+    def with_constants(self, rows: Any, values: Mapping[str, Any]) -> pa.Table:
+        """`table` of rows that lack some columns, whose values are the same for all rows."""
+        for name in values:
+            if name not in self.names:
+                raise DataError(f"there is no column '{name}'{did_you_mean(name, self.names)}")
+        rest = [name for name in self.names if name not in values]
+        found = self._only(rest).table(rows)
+        one = self._only(list(values)).table([values])
+        same = {name: pa.repeat(one[name][0], found.num_rows) for name in values}
+        return pa.table({name: same[name] if name in same else found[name] for name in self.names})
+
+    def values(self, feature: str, values: Any) -> pa.Array:
+        """Values of one feature as text, whatever number of them a row has."""
+        if isinstance(values, list | tuple):
+            return _converted(values, f"feature '{feature}'", text_of, pa.large_string())
+        return _array(feature, values)
+
+    def _only(self, names: Collection[str]) -> RowFormat:
+        """Format of rows with these columns alone."""
+        schema = replace(self.schema, dense=tuple(column for column in self.schema.dense if column.name in names))
+        return RowFormat(schema, self.reads & set(names), self.separators)
+
+    def blocks(self, path: str | Path) -> Iterator[pa.Table]:
+        """The rows of a file, a block at a time; at least one block, which may be empty."""
+        path = Path(path)
+        if path.suffix.lower() not in SUFFIXES:
+            raise DataError(f"{path} is not a Parquet file (*.parquet): give {FORMS}")
+        try:
+            with pq.ParquetFile(path) as file:
+                where = f"{path} has"
+                columns = self._found(file.schema_arrow.names, where)
+                empty = pa.Table.from_batches([], file.schema_arrow)
+                if not file.metadata.num_rows:
+                    yield self._select(empty, where)
+                for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=columns):
+                    yield self._select(pa.Table.from_batches([batch]), where)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} cannot be read as Parquet ({error}): copy or download it again") from error
+
+    def _found(self, names: Sequence[str], where: str) -> list[str]:
+        """The columns to read, each of which must be there once."""
+        for name in self.names:
+            if name not in names:
+                raise DataError(f"{where} no column '{name}'{did_you_mean(name, names)}")
+            if names.count(name) > 1:
+                raise DataError(f"{where} {names.count(name)} columns named '{name}': rename all but one")
+        return self.names
+
+    def _select(self, table: pa.Table, where: str) -> pa.Table:
+        table = table.select(self._found(table.column_names, where))
+        for name, separator in self.separators.items():
+            place = table.column_names.index(name) if name in table.column_names else -1
+            if place >= 0 and _is_text(table.field(place).type):
+                lists = [_split_all(chunk, separator) for chunk in table.column(place).chunks]
+                table = table.set_column(place, name, pa.chunked_array(lists, pa.large_list(pa.large_string())))
+        return table
+
+    # --- rows and columns of Python values -----------------------------------------------------------------------
+
+    def _from_dicts(self, rows: list[Any]) -> pa.Table:
+        for number, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise DataError(f"row {number} is a {type(row).__name__} instead of a dict: give {FORMS}")
+        return pa.table(
+            {name: _converted((row.get(name, _ABSENT) for row in rows), *self._reader(name)) for name in self.names}
+        )
+
+    def _from_columns(self, columns: Mapping[str, Any]) -> pa.Table:
+        made: dict[str, pa.Array | pa.ChunkedArray] = {}
+        for name in self._found(list(columns), "the rows have"):
+            values = columns[name]
+            if isinstance(values, list | tuple):
+                made[name] = _converted(values, *self._reader(name))
+            elif isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+                raise DataError(f"column '{name}' is one value, not a column: give one row as a list of one dict")
+            else:
+                made[name] = _array(name, values)
+        lengths = {name: len(column) for name, column in made.items()}
+        if len(set(lengths.values())) > 1:
+            few, many = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
+            raise DataError(
+                f"column '{few}' has {lengths[few]:,} rows and column '{many}' {lengths[many]:,}: columns must be "
+                f"equally long"
+            )
+        return self._select(pa.table(made), "the rows have")
+
+    def _reader(self, name: str) -> tuple[str, Callable[[Any], Any], pa.DataType]:
+        """What a column is called in errors, the function that reads one value of it, and the type of the column."""
+        if any(name == column.name for column in self.schema.dense):
+            return f"dense column '{name}'", number_of, pa.float64()
+        feature = self.schema.feature(name)
+        if feature.one_hot:
+            return f"feature '{name}'", text_of, pa.large_string()
+        separator = self.separators.get(name)
+        return f"feature '{name}'", lambda value: texts_of(value, separator), pa.large_list(pa.large_string())
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+_ABSENT: Any = _Absent()
+
+
+def _converted(values: Iterable[Any], called: str, read: Callable[[Any], Any], kind: pa.DataType) -> pa.Array:
+    """A column of the values as `read` gives them; an error names the row."""
+    found: list[Any] = []
+    try:
+        found.extend(map(read, values))
+        return pa.array(found, kind)
+    except _ValueRefusedError as wrong:
+        raise DataError(f"row {len(found)}: {called} {wrong}") from None
+    except UnicodeEncodeError:
+        raise DataError(f"row {_not_utf8(found)}: {called} is text that is not valid Unicode: correct it") from None
+
+
+def _not_utf8(texts: list[Any]) -> int:
+    for row, value in enumerate(texts):
+        try:
+            "".join(value).encode()
+        except UnicodeEncodeError:
+            return row
+    raise AssertionError
+
+
+class _ValueRefusedError(Exception):
+    """What is wrong with a value, without its place."""
+
+
+def number_of(value: Any) -> float | None:
+    """A value of a dense column, None where it is missing."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        if not _NUMBER.fullmatch(value):
+            _refuse_number(value)
+        value = float(value)
+    elif not isinstance(value, Real) and not isinstance(value, np.bool_):
+        _refuse_number(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        _refuse_number(value)
+    if not abs(number) <= FLOAT32_MAX:
+        _refuse_number(value)
+    return number
+
+
+def text_of(value: Any) -> str:
+    """A value of a categorical feature, "" where it is missing."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return _BOOLEANS[bool(value)]
+    if isinstance(value, Integral):
+        return str(int(value))
+    if value is _ABSENT:
+        raise _ValueRefusedError("is missing: give null where it has no value")
+    if isinstance(value, Real):
+        raise _ValueRefusedError(
+            f"is the number {value}, and needs text or an integer: is it '{value}' or '{value:.0f}'?"
+        )
+    raise _ValueRefusedError(f"is {shown(value)}, and needs one text, integer or boolean")
+
+
+def texts_of(value: Any, separator: str | None) -> list[str]:
+    """The values of a bag or sequence, without missing ones."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        if not value:
+            return []
+        if separator is None:
+            raise _ValueRefusedError(f"is the text {shown(value)}, and needs a list of its values")
+        return [piece for piece in value.split(separator) if piece]
+    if value is _ABSENT:
+        raise _ValueRefusedError("is missing: give an empty list or null where it has no value")
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise _ValueRefusedError(f"is {shown(value)}, and needs a list of its values")
+    return [text for text in map(text_of, value) if text]
+
+
+def _refuse_number(value: Any) -> NoReturn:
+    if value is _ABSENT:
+        raise _ValueRefusedError("is missing: give null where it has no value")
+    hint = " (a missing one is null)" if isinstance(value, float) and math.isnan(value) else ""
+    raise _ValueRefusedError(f"is {shown(value)}, which is not a finite number of float32{hint}")
+
+
+def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
+    """A column of another library as an Arrow array."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values
+    try:
+        return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"column '{name}' is not a column of one type ({error})") from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _split_all(texts: pa.Array, separator: str) -> pa.Array:
+    """Lists of the pieces of texts; empty pieces are missing values, which are left out later."""
+    return pa.compute.split_pattern(texts.cast(pa.large_string()), separator).cast(pa.large_list(pa.large_string()))

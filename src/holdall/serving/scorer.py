@@ -1,0 +1,178 @@
+"""Scorer: the model of a bundle or of a run, with all that it needs to score raw rows.
+
+    scorer = holdall.load("bundle")
+    scorer.score([{"I1": 3, "C1": "68fd1e64", ...}])     # probabilities [R]
+
+Scores are those of `holdall evaluate`: to the bit for a batch of the same rows, since they take the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from holdall.common.device import pick_device
+from holdall.common.errors import ConfigError, DataError
+from holdall.data.batch import Batch
+from holdall.data.encode import Encoder
+from holdall.data.identity import json_digest
+from holdall.data.schema import Schema
+from holdall.models import Model, ModelConfig
+from holdall.models.model import batch_device
+from holdall.serving.bundle import is_bundle, open_bundle
+from holdall.serving.explain_row import ExplainedRow, explain_row
+from holdall.serving.raw_rows import RowFormat
+from holdall.serving.release import TrainedRun
+from holdall.serving.vectors import feature_rows, write_vectors
+from holdall.training.tracking import RUN_FILE
+
+Floats = npt.NDArray[np.float32]
+WARM_UP_ROWS = (1, 64)
+"""Rows of the batches that a warm-up scores."""
+
+
+def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
+    """The scorer of a bundle, or of a run with the id maps of its data set folder.
+
+    The tables of a bundle are views of its file on the CPU, unless `mmap` is False: opening reads none of their rows.
+    The first time that a machine opens a bundle its files are compared with their hashes, which reads them all.
+    """
+    path = Path(path)
+    place = pick_device(device)
+    if is_bundle(path):
+        bundle = open_bundle(path)
+        model = bundle.model(place, mmap=mmap)
+        origin = bundle.record.origin
+        return Scorer(path, model, bundle.model_config, path, step=origin.step, fingerprint=bundle.fingerprint)
+    if not (path / RUN_FILE).exists():
+        raise DataError(f"{path} is neither a bundle nor a run: name a folder of `holdall release` or `holdall train`")
+    run = TrainedRun.load(path, device=str(place))
+    made_of = {"run": run.origin.run, "checkpoint": run.origin.checkpoint}
+    return Scorer(
+        path,
+        run.model.requires_grad_(False).eval(),
+        run.config.model.model_config(),
+        run.data,
+        step=run.origin.step,
+        fingerprint=json_digest(made_of),
+    )
+
+
+class Scorer:
+    """Model in evaluation mode and encoder of raw rows.
+
+    One thread may call `encode` while another one calls `logits`; neither may be called by two at once.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        model: Model,
+        config: ModelConfig,
+        maps: Path,
+        *,
+        step: int | None = None,
+        fingerprint: str,
+    ):
+        """`maps` is the folder with the schema and the id maps."""
+        self.path = path
+        self.model = model
+        self.step = step
+        """Training step of the model; None where it is not known."""
+        self.fingerprint = fingerprint
+        """SHA-256 that names the content that was loaded."""
+        self.schema = Schema.load(maps)
+        self.reads = tuple(feature.name for feature in config.reads(self.schema).features)
+        """Features that the model reads: those that a row must have, beside all dense columns."""
+        self._format = RowFormat(self.schema, frozenset(self.reads), {})
+        self._encoder = Encoder(maps, features=self.reads)
+        self._device = batch_device(model)
+
+    @property
+    def num_unseen(self) -> dict[str, int]:
+        """Lookups so far that became a feature's unseen row, by feature."""
+        return dict(self._encoder.num_unseen)
+
+    # --- scores --------------------------------------------------------------------------------------------------
+
+    def encode(self, rows: Any) -> Batch:
+        """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
+        if isinstance(rows, Batch):
+            return rows
+        return self._encoder.encode(self._format.table(rows))
+
+    def score(self, rows: Any) -> Floats:
+        """Probabilities [R] of rows.
+
+        Rows are a list of dicts, a dict of columns, a pandas, polars or Arrow table, a Parquet file, or a `Batch`.
+        Columns are named as in the schema; others are ignored. A file is read in blocks.
+        """
+        if isinstance(rows, str | Path):
+            blocks = (self._encoder.encode(block) for block in self._format.blocks(rows))
+            return np.concatenate([self._probabilities(batch) for batch in blocks])
+        return self._probabilities(self.encode(rows))
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Logits [R] in float32, exactly those that evaluation computes for this batch."""
+        if not len(batch):
+            return torch.empty(0, device=self._device)
+        with torch.no_grad():
+            return self.model(batch.to(self._device)).float()
+
+    def rank(self, user: Mapping[str, Any], items: Any) -> Floats:
+        """Probabilities [R] of R items for one user.
+
+        `items` are rows without the columns of `user`, whose values are the same for all of them.
+        """
+        return self.score(self._format.with_constants(items, user))
+
+    def _probabilities(self, batch: Batch) -> Floats:
+        found: Floats = torch.sigmoid(self.logits(batch)).cpu().numpy()
+        return found
+
+    # --- values and vectors --------------------------------------------------------------------------------------
+
+    def explain_row(self, row: Mapping[str, Any]) -> ExplainedRow:
+        """What each raw value of a row became; prints as a table. The counts of unseen values do not change."""
+        return explain_row(row, self._format, self._encoder, self.model)
+
+    def vectors(self, feature: str, values: Any) -> Floats:
+        """Rows [n, dim] of a feature's table, in float32, of n raw values; unseen ones have the unseen row."""
+        self._check_reads(feature)
+        return feature_rows(self.model, feature, self._encoder.ids(feature, self._format.values(feature, values)))
+
+    def write_vectors(self, feature: str, path: str | Path, *, overwrite: bool = False) -> int:
+        """Write all values of a feature, with their counts and rows, to a Parquet file; the number of rows written.
+
+        Columns: `id`, `value` (null for the unseen row), `count`, `vector`. Memory is that of one block of rows.
+        """
+        self._check_reads(feature)
+        return write_vectors(self.model, feature, self._encoder.maps[feature], Path(path), overwrite=overwrite)
+
+    def _check_reads(self, feature: str) -> None:
+        self.schema.feature(feature)
+        if feature not in self.reads:
+            raise ConfigError(f"the model does not read feature '{feature}': name one of {', '.join(self.reads)}")
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Score rows of missing values, so that the first real ones find id maps and kernels ready."""
+        unseen = dict(self._encoder.num_unseen)
+        for count in WARM_UP_ROWS:
+            self.score([dict.fromkeys(self._format.names)] * count)
+        self._encoder.num_unseen.update(unseen)
+
+    def close(self) -> None:
+        """Let go of the model and of the id maps; the scorer cannot be used afterwards."""
+        self._encoder.maps.clear()
+        del self.model
+
+    def __repr__(self) -> str:
+        return f"Scorer({str(self.path)!r}, step={self.step}, features={len(self.reads)})"

@@ -1,0 +1,244 @@
+"""Scorer: the scores of evaluation, to the bit, for every method, model and precision; raw rows, ranks and vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import Tensor
+
+import holdall
+from holdall.common.errors import ConfigError, DataError, HoldallError
+from holdall.data.batch import Batch
+from holdall.data.dataset import DataSet
+from holdall.data.id_map import load_id_maps
+from holdall.data.loader import Loader
+from holdall.data.prepare import PrepareConfig, prepare
+from holdall.data.schema import Schema
+from holdall.evaluation.evaluate_model import score_split
+from holdall.models import CONFIGURATIONS, Model, ModelConfig
+from holdall.serving.bundle import Origin, Quality, write_bundle
+from holdall.tables import Bands, Dense, Quantized, Shared
+from tests.serving.made_up import implicit_files
+from tests.serving.test_bundle import SMALL, wide_data, write
+from tests.tables.cases import CASES
+
+__all__ = ["wide_data"]
+
+
+def batches(data: Path) -> list[Batch]:
+    return list(Loader(DataSet(data, "valid"), 64, shuffle="none").epoch(0))
+
+
+def evaluated(model: Model, data: Path) -> Tensor:
+    """Logits as evaluation computes them, in batches of the size of `batches`."""
+    return score_split(model, DataSet(data, "valid"), batch_size=64).logits
+
+
+def raw_rows(data: Path) -> list[dict[str, Any]]:
+    """The rows of a split as people have them: texts of ids, and numbers before their transform."""
+    schema, maps = Schema.load(data), load_id_maps(data)
+    rows = []
+    for batch in batches(data):
+        for place in range(len(batch)):
+            row: dict[str, Any] = {}
+            for index, column in enumerate(schema.dense):
+                stored = float(batch.dense[place, index])
+                row[column.name] = float(np.expm1(np.float64(stored))) if column.transform == "log" else stored
+            for position, feature in enumerate(schema.features):
+                values, offsets, _ = batch.ids.bag(position)
+                bag = values[place : place + 1] if offsets is None else values[offsets[place] : offsets[place + 1]]
+                texts = [maps[feature.name].values[int(number)].as_py() or "never seen" for number in bag]
+                row[feature.name] = texts[0] if feature.one_hot else texts
+            rows.append(row)
+    return rows
+
+
+def check_equal(folder: Path, model: Model, data: Path) -> None:
+    """Logits of a bundle equal those of evaluation; those of raw rows do, where dense values come back."""
+    scorer = holdall.load(folder)
+    expected = evaluated(model, data)
+    assert torch.equal(torch.cat([scorer.logits(batch) for batch in batches(data)]), expected)
+    scores = np.concatenate([scorer.score(batch) for batch in batches(data)])
+    assert scores.dtype == np.float32
+    assert np.array_equal(scores, torch.sigmoid(expected).numpy())
+    rows = raw_rows(data)
+    again = scorer.encode(rows[:64])
+    ids, stored = again.ids, batches(data)[0].ids
+    assert torch.equal(ids.values, stored.values)
+    assert ids.offsets is stored.offsets is None or torch.equal(ids.offsets, stored.offsets)  # type: ignore[arg-type]
+    np.testing.assert_allclose(scorer.score(rows), torch.sigmoid(expected).numpy(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_method_scores_as_evaluation(name: str, wide_data: Path, tmp_path: Path) -> None:
+    model = SMALL.build(Schema.load(wide_data), CASES[name])
+    write(tmp_path / "bundle", model, SMALL, wide_data)
+    check_equal(tmp_path / "bundle", model, wide_data)
+
+
+@pytest.mark.parametrize("vectors", [torch.float32, torch.bfloat16, torch.float16, None])
+@pytest.mark.parametrize("rows", ["float32", "bfloat16", "float16"])
+def test_every_precision_scores_as_evaluation(
+    rows: str, vectors: torch.dtype | None, data: Path, tmp_path: Path
+) -> None:
+    if rows != "float32" and vectors is None:
+        vectors = torch.float32  # the layers are float32
+    first, *others = Schema.load(data).features
+    methods = {first.name: Quantized(4), **{feature.name: Dense(rows) for feature in others}}
+    model = SMALL.build(Schema.load(data), methods)
+    model.bags.vector_dtype = vectors
+    write(tmp_path / "bundle", model, SMALL, data)
+    if vectors in (torch.bfloat16, torch.float16):
+        with pytest.raises(RuntimeError, match="dtype"):  # evaluation needs autocast for it, and so does the scorer
+            evaluated(model, data)
+        with pytest.raises(RuntimeError, match="dtype"):
+            holdall.load(tmp_path / "bundle").logits(batches(data)[0])
+    else:
+        check_equal(tmp_path / "bundle", model, data)
+
+
+@pytest.mark.parametrize("name", ["dlrm", "dcn", "dcn-mlperf"])
+def test_every_model_of_click_logs_scores_as_evaluation(name: str, bag_data: Path, tmp_path: Path) -> None:
+    config = CONFIGURATIONS[name].scaled(0.05)
+    model = config.build(Schema.load(bag_data))
+    write(tmp_path / "bundle", model, config, bag_data)
+    check_equal(tmp_path / "bundle", model, bag_data)
+
+
+@pytest.fixture(scope="module")
+def implicit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("implicit")
+    prepare([str(implicit_files(folder / "raw"))], folder / "data", PrepareConfig(format="taobao", valid=0.1))
+    return folder / "data"
+
+
+@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm"])
+def test_every_model_of_implicit_data_scores_as_evaluation(name: str, implicit: Path, tmp_path: Path) -> None:
+    config: ModelConfig = CONFIGURATIONS[name]
+    model = config.build(Schema.load(implicit), Bands(((3, Quantized()), (None, Shared(rows=2)))))
+    write(tmp_path / "bundle", model, config, implicit)
+    scorer = holdall.load(tmp_path / "bundle")
+    expected = evaluated(model, implicit)
+    assert torch.equal(torch.cat([scorer.logits(batch) for batch in batches(implicit)]), expected)
+    needed = [*scorer.reads, *(column.name for column in scorer.schema.dense)]
+    rows = [{name: row[name] for name in needed} for row in raw_rows(implicit)]
+    np.testing.assert_allclose(scorer.score(rows), torch.sigmoid(expected).numpy(), rtol=0, atol=1e-6)
+
+
+def test_a_run_scores_as_its_bundle(data: Path, tmp_path: Path) -> None:
+    config = holdall.TrainConfig.of(epochs=1, batch_size=256, device="cpu", bottom=(8,), top=(8,))
+    holdall.train(data, tmp_path / "run", config)
+    holdall.release(tmp_path / "run", tmp_path / "bundle", as_trained=True)
+    run, bundle = holdall.load(tmp_path / "run"), holdall.load(tmp_path / "bundle")
+    assert run.step == bundle.step
+    assert run.step is not None
+    assert run.step > 0
+    assert run.fingerprint != bundle.fingerprint
+    assert bundle.fingerprint == holdall.load(tmp_path / "bundle").fingerprint
+    for batch in batches(data):
+        assert torch.equal(run.logits(batch), bundle.logits(batch))
+    rows = raw_rows(data)[:9]
+    assert np.array_equal(run.score(rows), bundle.score(rows))
+    with pytest.raises(DataError, match="neither a bundle nor a run"):
+        holdall.load(data)
+
+
+# --- what else a scorer does --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scorer(bag_data: Path, tmp_path_factory: pytest.TempPathFactory) -> holdall.Scorer:
+    out = tmp_path_factory.mktemp("bundles") / "bundle"
+    schema = Schema.load(bag_data)
+    model = SMALL.build(schema, Bands(((3, Dense()), (None, Quantized()))))
+    quality = Quality(table_bytes=1, dense_bytes=1)
+    write_bundle(out, model, SMALL, schema, bag_data, Origin(run=None, checkpoint=None, step=7), quality)
+    return holdall.load(out)
+
+
+def test_ranking_is_scoring_with_the_user_s_values(scorer: holdall.Scorer, bag_data: Path) -> None:
+    rows = raw_rows(bag_data)[:20]
+    first = scorer.schema.features[0].name
+    dense = scorer.schema.dense[0].name
+    user = {name: rows[0][name] for name in (first, dense)}
+    items = [{name: value for name, value in row.items() if name not in user} for row in rows]
+    expected = scorer.score([{**item, **user} for item in items])
+    np.testing.assert_allclose(scorer.rank(user, items), expected, rtol=0, atol=1e-6)
+    assert len(scorer.rank(user, [])) == 0
+    with pytest.raises(DataError, match=r"no column 'sex'"):
+        scorer.rank({"sex": 1}, items)
+    with pytest.raises(DataError, match=f"row 0: feature '{scorer.schema.features[2].name}' is missing"):
+        scorer.rank(user, [{name: items[0][name] for name in items[0] if name != scorer.schema.features[2].name}])
+
+
+def test_unseen_values_are_counted(scorer: holdall.Scorer, bag_data: Path) -> None:
+    row = raw_rows(bag_data)[0]
+    first, bag = scorer.schema.features[0], scorer.schema.features[1]
+    assert first.one_hot
+    assert not bag.one_hot
+    before = scorer.num_unseen
+    batch = scorer.encode([{**row, first.name: "what", bag.name: ["is", "this"]}, row])
+    after = scorer.num_unseen
+    assert batch.ids.bag(0)[0][0] == first.unseen
+    assert after[first.name] - before[first.name] == 1
+    assert after[bag.name] - before[bag.name] == 2
+
+
+def test_an_explained_row_tells_what_values_became(scorer: holdall.Scorer, bag_data: Path) -> None:
+    first, bag, _ = scorer.schema.features
+    hottest = load_id_maps(bag_data)[first.name]
+    row = {**raw_rows(bag_data)[0], first.name: hottest.values[0].as_py(), bag.name: ["never seen"]}
+    row[scorer.schema.dense[0].name] = None
+    before = scorer.num_unseen
+    explained = scorer.explain_row(row)
+    assert scorer.num_unseen == before
+    assert explained.dense[0].raw is None
+    assert explained.dense[0].value == scorer.schema.dense[0].missing
+    found = explained.values[0]
+    assert (found.id, found.is_unseen, found.count) == (0, False, int(hottest.counts[0]))
+    assert found.stored == "Dense(), ids 0 to 2"
+    unseen = explained.values[1]
+    assert (unseen.name, unseen.raw, unseen.id, unseen.is_unseen) == (bag.name, "never seen", bag.unseen, True)
+    text = str(explained)
+    assert f"id {bag.unseen:,} (unseen)" in text
+    assert "missing" in text
+    with pytest.raises(DataError, match="row 0: dense column"):
+        scorer.explain_row({})
+
+
+def test_vectors_are_the_rows_of_the_table(scorer: holdall.Scorer, bag_data: Path, tmp_path: Path) -> None:
+    feature = scorer.schema.features[2]
+    table = scorer.model.bags.table(feature.name)
+    rows = table.materialize().numpy()
+    values = load_id_maps(bag_data)[feature.name].values
+    texts = [values[1].as_py(), "never seen", values[5].as_py()]
+    assert np.array_equal(scorer.vectors(feature.name, texts), rows[[1, feature.unseen, 5]])
+    assert scorer.vectors(feature.name, []).shape == (0, scorer.model.bags.dim)
+    path = tmp_path / "vectors.parquet"
+    assert scorer.write_vectors(feature.name, path) == feature.num_rows
+    written = pq.read_table(path)
+    assert written.column_names == ["id", "value", "count", "vector"]
+    assert np.array_equal(np.array(written["vector"].to_pylist(), dtype=np.float32), rows)
+    assert written["value"].to_pylist() == values.to_pylist()
+    assert written["id"].to_pylist() == list(range(feature.num_rows))
+    with pytest.raises(ConfigError, match="exists already"):
+        scorer.write_vectors(feature.name, path)
+    with pytest.raises(HoldallError, match="no feature named 'x'"):
+        scorer.vectors("x", ["a"])
+
+
+def test_a_warm_up_leaves_no_trace(scorer: holdall.Scorer) -> None:
+    before = scorer.num_unseen
+    scorer.warm_up()
+    assert scorer.num_unseen == before
+    assert scorer.step == 7
+    assert "step=7" in repr(scorer)
+
+
+def test_no_rows_have_no_scores(scorer: holdall.Scorer) -> None:
+    assert scorer.score([]).shape == (0,)
