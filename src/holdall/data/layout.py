@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from holdall.common.decode import NOT_STORED
 from holdall.common.errors import ConfigError
 from holdall.data.schema import FeatureKind
 
@@ -90,6 +91,10 @@ class Positive:
     comparison: str
     threshold: float
 
+    def __post_init__(self) -> None:
+        if self.comparison not in COMPARISONS:
+            raise ConfigError(f"{self.comparison[:20]!r} is no comparison: use one of {' '.join(COMPARISONS)}")
+
     def __call__(self, number: Any) -> Any:
         return COMPARISONS[self.comparison](number, self.threshold)
 
@@ -127,7 +132,10 @@ class RawFeature:
 class Layout:
     """Raw columns that make up a data set."""
 
-    label: str
+    label: str | None
+    """None: the files have no label, as those with rows to score may not."""
+    label_optional: bool = field(default=False, metadata=NOT_STORED)
+    """Whether files may be without the label column, and rows without a label."""
     positive: Positive | None = None
     """None: the label column holds 0 and 1."""
     dense: tuple[RawDense, ...] = ()
@@ -154,8 +162,13 @@ class Layout:
     @property
     def used_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, once each, label first."""
-        used = [self.label, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
+        label = [] if self.label is None else [self.label]
+        used = [*label, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
         return tuple(dict.fromkeys(used))
+
+    def for_columns(self, names: Sequence[str]) -> Layout:
+        """The layout of a file with these columns: without the label if that is optional and not among them."""
+        return replace(self, label=None) if self.label_optional and self.label not in names else self
 
     @property
     def tables(self) -> tuple[str, ...]:

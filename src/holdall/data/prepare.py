@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
 from holdall.data.schema import DATA_SET, Schema
+from holdall.data.stored_layout import layout_json
 
 IMPLICIT = ("movielens", "taobao", "yelp")
 """Formats of implicit data, of which events of users are held out, not a fraction of rows."""
@@ -126,7 +127,8 @@ def prepare(
     `progress` is called as (stage, done, total); without it a progress bar shows when stderr is a terminal.
     """
     import_polars()
-    return prepare_raw(FORMATS[config.format](sources, Path(out), config), out, config, progress)
+    raw = replace(FORMATS[config.format](sources, Path(out), config), format=config.format)
+    return prepare_raw(raw, out, config, progress)
 
 
 def prepare_raw(
@@ -134,6 +136,8 @@ def prepare_raw(
 ) -> Schema:
     """Prepare raw files that a reader of your own opened as a `RawData`; `config.format` does not matter."""
     out = Path(out)
+    if raw.layout.label is None or raw.layout.label_optional:
+        raise ConfigError("the layout has no label, or an optional one: rows to train on need one; name its column")
     if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
     inputs = [*raw.files, *([] if config.schema is None else [config.schema])]
@@ -165,12 +169,14 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     if second.num_clipped:
         raw.counts["dense_values_clipped"] = second.num_clipped
     spill.rmdir()
+    assert layout.label is not None
     schema = Schema(
         label=layout.label,
         dense=second.dense,
         features=second.features,
         splits=splits,
         source=describe(raw, config, first.num_rows, bad_rows.count),
+        layout=layout_json(raw),
     )
     raw.finish(folder, schema)
     schema = with_files(schema, folder)

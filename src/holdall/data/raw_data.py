@@ -43,6 +43,8 @@ class RawData:
     """Irregularities that were accepted, counted by name while reading; stored in `schema.json` under `source`."""
     bad_rows: Literal["stop", "skip"] = "stop"
     """Default for lines that cannot be read."""
+    format: str | None = None
+    """Name of the format; None for a reader of your own."""
 
 
 def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:

@@ -27,6 +27,7 @@ def read_parquet(path: Path, layout: Layout) -> Generator[Rows]:
     """The rows of one file, a block at a time; only the used columns are read."""
     try:
         with pq.ParquetFile(path) as file:
+            layout = layout.for_columns(file.schema_arrow.names)
             check_columns(file.schema_arrow.names, layout, str(path))
             check_types(file.schema_arrow, layout, path)
             num_rows, size = file.metadata.num_rows, path.stat().st_size
@@ -106,7 +107,8 @@ def is_listed(kind: pa.DataType) -> bool:
 
 def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
     """Refuse columns whose type does not match the layout, before any row is read."""
-    for column in (layout.label, *(dense.column for dense in layout.dense)):
+    label = () if layout.label is None else (layout.label,)
+    for column in (*label, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")
     for feature in layout.features:

@@ -6,13 +6,16 @@ import codecs
 import csv
 from collections.abc import Generator, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
+
+import numpy as np
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.worker_thread import prefetched
 from holdall.data.blocks import BLOCK_BYTES, TextBlock, last_line_end, read_blocks
 from holdall.data.layout import Layout, TextFormat
-from holdall.data.records import Records, check_records, last_even_newline
+from holdall.data.records import Records, check_records, count_columns, last_even_newline
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
 
 
@@ -25,6 +28,9 @@ def read_text(path: Path, layout: Layout, block_bytes: int = BLOCK_BYTES) -> Gen
     names: list[str] = list(text.columns)
     if text.header:
         names, blocks = read_header(path, blocks, text)
+    elif layout.label_optional and layout.label in names:
+        names, blocks = columns_of(blocks, names, layout)
+    layout = layout.for_columns(names)
     positions = check_columns(names, layout, str(path))
     for feature in layout.features:
         if feature.kind != "categorical" and feature.separator is None:
@@ -83,6 +89,16 @@ def without_mark(blocks: Iterator[TextBlock], text: TextFormat) -> Iterator[Text
         first = TextBlock(first.data.removeprefix(codecs.BOM_UTF8), first.first_line, first.position)
     yield first
     yield from blocks
+
+
+def columns_of(blocks: Iterator[TextBlock], names: list[str], layout: Layout) -> tuple[list[str], Iterator[TextBlock]]:
+    """The columns of a file without a header, and its blocks: without the label's if most lines are one short."""
+    assert layout.text is not None
+    first = next(blocks)
+    records, _ = check_records(first, layout.text, num_columns=None)
+    counts = count_columns(records, layout.text)
+    short = np.count_nonzero(counts == len(names) - 1) > np.count_nonzero(counts == len(names))
+    return [name for name in names if not short or name != layout.label], chain([first], blocks)
 
 
 def read_header(path: Path, blocks: Iterator[TextBlock], text: TextFormat) -> tuple[list[str], Iterator[TextBlock]]:

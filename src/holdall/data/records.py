@@ -185,13 +185,18 @@ def misplaced_quotes(records: Records, text: TextFormat) -> dict[int, str]:
     return dict.fromkeys(records_at(records, wrong), reason)
 
 
-def wrong_columns(records: Records, text: TextFormat, num_columns: int) -> dict[int, str]:
+def count_columns(records: Records, text: TextFormat) -> Positions:
+    """Number of columns of each record."""
     data = np.frombuffer(records.data, dtype=np.uint8)
     separators = data == ord(text.separator)
     if text.quote and text.quote.encode() in records.data:
         inside = np.cumsum(data == ord(text.quote), dtype=np.uint8) % 2 == 1
         separators &= ~inside
-    counts = np.diff(np.searchsorted(np.flatnonzero(separators), records.ends), prepend=0) + 1
+    return np.diff(np.searchsorted(np.flatnonzero(separators), records.ends), prepend=0) + 1
+
+
+def wrong_columns(records: Records, text: TextFormat, num_columns: int) -> dict[int, str]:
+    counts = count_columns(records, text)
     wrong = np.flatnonzero(counts != num_columns)
     wanted = f"{num_columns} columns separated by {text.separator!r}"
     reasons = {

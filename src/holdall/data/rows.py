@@ -49,7 +49,8 @@ class Rows:
     """Checked rows of one file. R rows."""
 
     frame: pl.DataFrame
-    """`label` (UInt8), `dense0`.. (Float64, null where missing), `feature0`.. (String or lists of it, no nulls)."""
+    """`label` (UInt8, null where an optional one is missing), `dense0`.. (Float64, null where missing), `feature0`..
+    (String or lists of it, no nulls)."""
     numbers: npt.NDArray[np.int64]
     """[R] number of each row in its file, from 0, with refused rows counted: what the split is drawn from."""
     refused: list[Refused]
@@ -81,11 +82,9 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
     `raw` holds the used columns by name, as text or as Parquet's own types; null and "" are missing.
     """
     pl = import_polars()
-    label = pl.col(layout.label).cast(pl.Float64, strict=False)
-    rule = label.is_in([0.0, 1.0]) if layout.positive is None else label.is_finite()
-    value = label if layout.positive is None else layout.positive(label)
-    outputs = [value.cast(pl.UInt8, strict=False).alias("label")]
-    checks = [rule.fill_null(False).alias("label")]
+    label, fine = label_of(raw, layout)
+    outputs = [label.alias("label")]
+    checks = [fine.alias("label")]
     for index, dense in enumerate(layout.dense):
         number, fine = number_of(raw.schema[dense.column], dense.column)
         outputs.append(number.alias(f"dense{index}"))
@@ -121,6 +120,20 @@ def length_of(feature: RawFeature, name: str) -> Any:
     return pl.col(name).list.eval(pl.element().str.len_bytes()).list.max()
 
 
+def label_of(raw: pl.DataFrame, layout: Layout) -> tuple[Any, Any]:
+    """Expressions for the label: 0 or 1, null where it is missing, and whether each row is fine."""
+    pl = import_polars()
+    if layout.label is None:
+        return pl.repeat(None, pl.len(), dtype=pl.UInt8), pl.repeat(True, pl.len())
+    given = pl.col(layout.label)
+    number = given.cast(pl.Float64, strict=False)
+    fine = (number.is_in([0.0, 1.0]) if layout.positive is None else number.is_finite()).fill_null(False)
+    if layout.label_optional:
+        fine |= given.is_null() | (given == "" if raw.schema[layout.label] == pl.String else False)
+    label = number if layout.positive is None else layout.positive(number)
+    return label.cast(pl.UInt8, strict=False), fine
+
+
 def number_of(dtype: Any, column: str) -> tuple[Any, Any]:
     """Expressions for a dense column: its numbers (null where missing) and whether each row is fine."""
     pl = import_polars()
@@ -153,7 +166,7 @@ def explain(
 ) -> dict[int, str]:
     """Reason why each of these rows is refused: its first invalid value."""
     names = fine.columns
-    columns = [layout.label, *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
+    columns = [layout.label or "", *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
     wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
     values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}

@@ -131,6 +131,9 @@ class Schema:
     splits: dict[str, Split] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     """Origin: format, files, options. For people; nothing depends on it."""
+    layout: dict[str, Any] | None = None
+    """Format and columns of the raw files (`data.stored_layout`), by which others are read for scoring. None: the
+    folder was written by an earlier version, or from no files."""
     order: dict[str, Any] | None = None
     """Record of `holdall order`: its parameters, the bijection of each table and its hash. None: it was not applied."""
     files: dict[str, FileHash] | None = None

@@ -50,16 +50,20 @@ AVAZU = Layout(
 )
 
 
-def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
-    """One file or several; with `--split time` all are read once more, to find the hours at which the splits begin."""
+def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig, *, to_score: bool = False) -> RawData:
+    """One file or several; with `--split time` all are read once more, to find the hours at which the splits begin.
+
+    Rows to score need no label.
+    """
     files = find_sources(sources, out)
-    layout = replace(RAW, max_value_bytes=config.max_value_bytes)
+    layout = replace(RAW, max_value_bytes=config.max_value_bytes, label_optional=to_score)
 
     @cache  # found when the first file is read, not before it is known that there is something to do
     def cuts() -> tuple[int, int] | None:
         return find_cuts(files, layout, config.valid_fraction, config.test) if config.split == "time" else None
 
-    return RawData(layout=AVAZU, files=files, read=lambda path: read_avazu(path, layout, cuts()))
+    made = replace(AVAZU, max_value_bytes=config.max_value_bytes, label_optional=to_score)
+    return RawData(layout=made, files=files, read=lambda path: read_avazu(path, layout, cuts()))
 
 
 def read_avazu(path: Path, layout: Layout = RAW, cuts: tuple[int, int] | None = None) -> Generator[Rows]:

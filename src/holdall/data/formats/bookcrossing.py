@@ -41,11 +41,19 @@ AGES = (5, 100)
 ANY = Positive(">=", 0)  # what identifies a row of users and books must be a number of this kind
 
 
-def open_bookcrossing(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
+def open_bookcrossing(
+    sources: Sequence[str | Path], out: Path, config: PrepareConfig, *, to_score: bool = False
+) -> RawData:
+    """Ratings, books and users. Rows to score need no rating, and repeated ones are kept."""
     files = find_roles(sources, out, ROLES, needed=tuple(ROLES))
     rule = parse_positive(config.positive or "> 0")
     layout = Layout(
-        label=RATING, positive=rule, features=tuple(RawFeature(name=name, column=name) for name in FEATURES), text=TEXT
+        label=RATING,
+        label_optional=to_score,
+        positive=rule,
+        features=tuple(RawFeature(name=name, column=name) for name in FEATURES),
+        text=TEXT,
+        max_value_bytes=config.max_value_bytes,
     )
     counts: dict[str, int] = {}
     described: dict[str, Any] = {}
@@ -53,8 +61,8 @@ def open_bookcrossing(sources: Sequence[str | Path], out: Path, config: PrepareC
 
     def read(path: Path) -> Generator[Rows]:
         if path == files["ratings"]:
-            for rows in read_columns(path, RATING, (USER_ID, ISBN), config.max_value_bytes, rule):
-                yield join(rows, described, counts, seen)
+            for rows in read_columns(path, RATING, (USER_ID, ISBN), config.max_value_bytes, rule, to_score):
+                yield join(rows, described, counts, None if to_score else seen)
             return
         role = "users" if path == files["users"] else "books"
         parts = []
@@ -69,11 +77,22 @@ def open_bookcrossing(sources: Sequence[str | Path], out: Path, config: PrepareC
 
 
 def read_columns(
-    path: Path, label: str, columns: Sequence[str], max_value_bytes: int, rule: Positive = ANY
+    path: Path,
+    label: str,
+    columns: Sequence[str],
+    max_value_bytes: int,
+    rule: Positive = ANY,
+    label_optional: bool = False,
 ) -> Generator[Rows]:
     """Rows of one file; `feature0`.. are its columns as text."""
-    features = tuple(RawFeature(name=name, column=name) for name in columns)
-    layout = Layout(label=label, positive=rule, features=features, text=TEXT, max_value_bytes=max_value_bytes)
+    layout = Layout(
+        label=label,
+        label_optional=label_optional,
+        positive=rule,
+        features=tuple(RawFeature(name=name, column=name) for name in columns),
+        text=TEXT,
+        max_value_bytes=max_value_bytes,
+    )
     return read_text(path, layout)
 
 
@@ -114,16 +133,18 @@ DESCRIBED: dict[str, tuple[tuple[str, tuple[str, ...]], Describe]] = {
 }
 
 
-def join(rows: Rows, described: dict[str, Any], counts: dict[str, int], seen: list[Any]) -> Rows:
-    """Ratings with what is known of their books and users; a rating of the same book by the same user is dropped."""
+def join(rows: Rows, described: dict[str, Any], counts: dict[str, int], seen: list[Any] | None) -> Rows:
+    """Ratings with what is known of their books and users; one of a book and user in `seen` is dropped."""
     pl = import_polars()
     frame = rows.frame.select("label", user="feature0", book=isbn("feature1"))
-    pairs = frame.select("user", "book").hash_rows()
-    repeated = (~pairs.is_first_distinct()) | (pairs.is_in(pl.concat(seen).implode()) if seen else pl.lit(False))
-    fresh = frame.select(~repeated).to_series().to_numpy()
-    seen.append(pairs.filter(pl.Series(fresh)))
-    frame = frame.filter(pl.Series(fresh))
-    add(counts, "duplicate_ratings", int(np.count_nonzero(~fresh)))
+    numbers = rows.numbers
+    if seen is not None:
+        pairs = frame.select("user", "book").hash_rows()
+        repeated = (~pairs.is_first_distinct()) | (pairs.is_in(pl.concat(seen).implode()) if seen else pl.lit(False))
+        fresh = frame.select(~repeated).to_series().to_numpy()
+        seen.append(pairs.filter(pl.Series(fresh)))
+        frame, numbers = frame.filter(pl.Series(fresh)), numbers[fresh]
+        add(counts, "duplicate_ratings", int(np.count_nonzero(~fresh)))
     for role, key in (("books", "book"), ("users", "user")):
         add(
             counts,
@@ -132,7 +153,7 @@ def join(rows: Rows, described: dict[str, Any], counts: dict[str, int], seen: li
         )
         frame = frame.join(described[role], left_on=key, right_on="key", how="left", maintain_order="left")
     columns = {f"feature{index}": pl.col(name).fill_null("") for index, name in enumerate(FEATURES)}
-    return replace(rows, frame=frame.select("label", **columns), numbers=rows.numbers[fresh])
+    return replace(rows, frame=frame.select("label", **columns), numbers=numbers)
 
 
 def add(counts: dict[str, int], name: str, number: int) -> None:
