@@ -46,6 +46,8 @@ from holdall.serving.bundle import Bundle as Bundle
 from holdall.serving.bundle import open_bundle as open_bundle
 from holdall.serving.evaluate import evaluate as evaluate
 from holdall.serving.explain_row import ExplainedRow as ExplainedRow
+from holdall.serving.publish import Published as Published
+from holdall.serving.publish import publish as publish
 from holdall.serving.release import release as release
 from holdall.serving.scorer import Scorer as Scorer
 from holdall.serving.scorer import load as load

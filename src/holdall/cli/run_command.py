@@ -17,7 +17,7 @@ from typing import Any
 
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile
 from holdall.cli.options import tyro
-from holdall.cli.serving_commands import release
+from holdall.cli.serving_commands import publish, release
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
 from holdall.common.errors import ConfigError, HoldallError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
@@ -37,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "release": release,
+    "publish": publish,
     "inspect": inspect,
     "doctor": doctor,
     "demo": demo,

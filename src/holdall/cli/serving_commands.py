@@ -1,4 +1,4 @@
-"""Commands on trained models in use: release."""
+"""Commands on trained models in use: release, publish."""
 
 from __future__ import annotations
 
@@ -64,3 +64,33 @@ def release(
         print_json(inspect(out))
     else:
         show(inspect(out))
+
+
+def publish(
+    path: tyro.conf.Positional[Path | None] = None,
+    *,
+    to: Path,
+    back: bool = False,
+    allow_older: bool = False,
+    allow_other_ids: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Make a bundle the one that servers of a folder score with, without a restart.
+
+    Args:
+        path: Bundle.
+        to: Published folder; made if it is new.
+        back: Go back to the bundle before the current one.
+        allow_older: Accept a bundle of an earlier step than the current one.
+        allow_other_ids: Accept a bundle with other ids than the current one, of a data set that follows the old one.
+        json: Print the description of the published folder as JSON on stdout.
+    """
+    from holdall.serving.publish import describe_published
+    from holdall.serving.publish import publish as run_publish
+    from holdall.serving.render import published_text
+
+    done = run_publish(path, to, back=back, allow_older=allow_older, allow_other_ids=allow_other_ids)
+    if json:
+        print_json(describe_published(to))
+    else:
+        print(f"{to}: {'now' if done.changed else 'still'} {published_text(describe_published(to))}")

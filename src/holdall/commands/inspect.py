@@ -1,5 +1,5 @@
-"""The command `holdall inspect`: description of a data folder, run folder, bundle or checkpoint, as data or on the
-console."""
+"""The command `holdall inspect`: description of a data folder, run folder, bundle, published folder or checkpoint, as
+data or on the console."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models.model import table_rows
 from holdall.serving.bundle import is_bundle, open_bundle
-from holdall.serving.render import describe, show_bundle
+from holdall.serving.publish import describe_published, is_published
+from holdall.serving.render import describe, show_bundle, show_published
 from holdall.tables.describe import describe_method
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.same_data import DATA_SET
@@ -31,6 +32,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path} does not exist: give a data folder, a run folder, a bundle or a checkpoint")
     if is_bundle(path):
         return describe(open_bundle(path))
+    if is_published(path):
+        return describe_published(path)
     if (path / RUN_FILE).exists():
         return _run(path)
     if (path / CHECKPOINTS).exists():
@@ -113,7 +116,13 @@ def show(description: dict[str, Any], console: Console | None = None) -> None:
     """Print a description that `inspect` returned."""
     console = console or make_console()
     console.print(styled(description["kind"], "bold"), description["path"])
-    shows = {"data": _show_data, "run": _show_run, "bundle": show_bundle, "checkpoint": _show_checkpoint}
+    shows = {
+        "data": _show_data,
+        "run": _show_run,
+        "bundle": show_bundle,
+        "published": show_published,
+        "checkpoint": _show_checkpoint,
+    }
     shows[description["kind"]](description, console)
 
 

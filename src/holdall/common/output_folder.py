@@ -32,8 +32,8 @@ REPLACED = ".replaced"
 MARK = ".holdall-temporary"
 """File in a folder that we may remove: it says what for."""
 MARK_FORMAT = "holdall-temporary"
-ARTIFACTS = ("schema.json", "run.json", "bundle.json")
-"""Files that tell a data set, a run or a bundle, which is never removed with the folder around it."""
+ARTIFACTS = ("schema.json", "run.json", "bundle.json", "current.json")
+"""Files that tell a data set, a run, a bundle or a published folder: never removed with the folder around it."""
 
 Role = Literal["partial", "started", "replaced", "removed"]
 """A mark's reason: being written, begun in place, set aside, or being removed."""

@@ -1,4 +1,4 @@
-"""Bundles on the console: results first, then where they come from."""
+"""Bundles and published folders on the console: results first, then where they come from."""
 
 from __future__ import annotations
 
@@ -79,3 +79,17 @@ def show_front(front: list[dict[str, Any]], console: Console) -> None:
         verdict = {True: "passes", False: "fails", None: "-"}[row["passes"]]
         rows.add_row(row["budget"], readable_bytes(row["table_bytes"]), *numbers, verdict)
     console.print(rows)
+
+
+def published_text(target: dict[str, Any]) -> str:
+    """A target of a published folder in a few words."""
+    step = "of an unknown step" if target["step"] is None else f"of step {target['step']:,}"
+    deltas = f" with {len(target['deltas'])} deltas" if target["deltas"] else ""
+    return f"{target['bundle']}{deltas}, {step}, published {target['published']}"
+
+
+def show_published(found: dict[str, Any], console: Console) -> None:
+    """Print the description of a published folder."""
+    console.print(f"current: {published_text(found)}")
+    for target in found["history"]:
+        console.print(f"before: {published_text(target)}")

@@ -25,7 +25,7 @@ from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
 from holdall.models import Model, ModelConfig
 from holdall.models.model import batch_device
-from holdall.serving.bundle import is_bundle, open_bundle
+from holdall.serving.bundle import Bundle, is_bundle, open_bundle
 from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.raw_rows import RowFormat
 from holdall.serving.release import TrainedRun
@@ -44,15 +44,11 @@ def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
     The first time that a machine opens a bundle its files are compared with their hashes, which reads them all.
     """
     path = Path(path)
-    place = pick_device(device)
     if is_bundle(path):
-        bundle = open_bundle(path)
-        model = bundle.model(place, mmap=mmap)
-        origin = bundle.record.origin
-        return Scorer(path, model, bundle.model_config, path, step=origin.step, fingerprint=bundle.fingerprint)
+        return load_bundle(open_bundle(path), device=device, mmap=mmap)
     if not (path / RUN_FILE).exists():
         raise DataError(f"{path} is neither a bundle nor a run: name a folder of `holdall release` or `holdall train`")
-    run = TrainedRun.load(path, device=str(place))
+    run = TrainedRun.load(path, device=str(pick_device(device)))
     made_of = {"run": run.origin.run, "checkpoint": run.origin.checkpoint}
     return Scorer(
         path,
@@ -62,6 +58,13 @@ def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
         step=run.origin.step,
         fingerprint=json_digest(made_of),
     )
+
+
+def load_bundle(bundle: Bundle, *, device: str = "cpu", mmap: bool = True) -> Scorer:
+    """The scorer of a bundle that was opened; see `load`."""
+    model = bundle.model(pick_device(device), mmap=mmap)
+    step, fingerprint = bundle.record.origin.step, bundle.fingerprint
+    return Scorer(bundle.path, model, bundle.model_config, bundle.path, step=step, fingerprint=fingerprint)
 
 
 class Scorer:

@@ -1,0 +1,310 @@
+"""Published folder: the bundle that servers score with, replaced between two of their requests.
+
+    FOLDER/
+      current.json                     the bundle that is served, and the ones before it
+      000007-bundle-3f9ac0d1e2b4/      complete copies, named by number and fingerprint
+
+`publish` puts a complete copy in, under a new name, and then replaces `current.json` in one step, so that a kill at any
+moment leaves a folder that loads. `Published` is the reader: `current` is cheap enough to be called every second. The
+format is in docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from holdall.common.checked_files import FileCheck, FileHash
+from holdall.common.decode import Count
+from holdall.common.errors import ConfigError, DataError
+from holdall.common.files import PARTIAL, atomic_folder, fsync_file, read_json, write_json
+from holdall.common.folder_lock import locked
+from holdall.common.output_folder import refuse_broken_link, refuse_place
+from holdall.serving.bundle import BUNDLE_FILE, Bundle, open_bundle
+from holdall.serving.mapped_tensors import CURE
+from holdall.serving.scorer import Scorer, load_bundle
+
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = "holdall-published"
+VERSION = 1
+CURRENT_FILE = "current.json"
+KEEP = 3
+"""Targets that a published folder keeps: the current one and those before it."""
+_NAME = re.compile(r"(\d{6,})-(bundle|delta)-[0-9a-f]{12}")
+_FICLONE = 0x40049409  # Linux's request for a copy that shares the blocks of a file
+_CURE = "copy the folder again, or publish a bundle to a new one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Model in a published folder: a bundle, and the deltas that are applied to it, in order."""
+
+    bundle: str
+    deltas: tuple[str, ...] = ()
+    fingerprint: str
+    """That of the bundle with its deltas."""
+    step: Count | None
+    ids_fingerprint: str | None
+    published: str
+    """UTC time."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Folders that it needs."""
+        return (self.bundle, *self.deltas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record(Target):
+    """Content of `current.json`."""
+
+    kind: Literal["published"]
+    history: tuple[Target, ...] = ()
+    """Targets before this one, the newest first."""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The current target and those before it."""
+        own = Target(**{field.name: getattr(self, field.name) for field in fields(Target)})
+        return (own, *self.history)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """Result of `publish`."""
+
+    folder: Path
+    target: Target
+    before: Target | None
+    """Target that was current until now; None for the first."""
+
+    @property
+    def changed(self) -> bool:
+        return self.before is None or self.before.fingerprint != self.target.fingerprint
+
+
+class Published:
+    """Reader of a published folder.
+
+    published = Published("served")
+    target = published.current()           # every second
+    bundle = published.open(target)        # when it is another one than before
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self._seen: tuple[int, ...] = ()
+        self._targets: tuple[Target, ...] = ()
+
+    def current(self) -> Target:
+        """The target that is served; `current.json` is read only if it was replaced since the last call."""
+        return self.targets()[0]
+
+    def targets(self) -> tuple[Target, ...]:
+        """The current target and those before it that one can go back to, the newest first."""
+        file = self.folder / CURRENT_FILE
+        try:
+            found = file.stat()
+        except OSError as error:
+            raise DataError(
+                f"{self.folder} is not a published folder, since {CURRENT_FILE} cannot be read ({error.strerror}): "
+                f"make one with `holdall publish BUNDLE --to {self.folder}`"
+            ) from None
+        seen = (found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns)
+        if seen != self._seen:
+            targets = read_json(file, _Record, format=FORMAT, version=VERSION, cure=_CURE).targets
+            for name in (name for target in targets for name in target.names):
+                if _NAME.fullmatch(name) is None:
+                    raise DataError(f"{file} names a folder that is not its own ({name[:60]!r}): {_CURE}")
+            self._seen, self._targets = seen, targets
+        return self._targets
+
+    def open(self, target: Target | None = None) -> Bundle:
+        """The bundle of a target, or of the current one, after its files were compared with their hashes."""
+        target = self.current() if target is None else target
+        for name in target.names:
+            if (self.folder / name).is_symlink():
+                raise DataError(f"{self.folder / name} is a link, which a published folder does not have: {_CURE}")
+        bundle = open_bundle(self.folder / target.bundle)
+        if bundle.fingerprint != target.fingerprint:
+            raise DataError(f"{bundle.path} is another bundle than {CURRENT_FILE} says: {_CURE}")
+        return bundle
+
+    def load(self, target: Target | None = None, *, device: str = "cpu", mmap: bool = True) -> Scorer:
+        """The scorer of a target, or of the current one; `device` and `mmap` as for `holdall.load`."""
+        return load_bundle(self.open(target), device=device, mmap=mmap)
+
+
+def is_published(path: Path) -> bool:
+    """Whether a folder says that it is a published folder."""
+    return (path / CURRENT_FILE).exists()
+
+
+def publish(
+    path: str | Path | None,
+    to: str | Path,
+    *,
+    back: bool = False,
+    allow_older: bool = False,
+    allow_other_ids: bool = False,
+) -> Publication:
+    """Make a bundle the current one of a published folder; servers of that folder take it within seconds.
+
+    A bundle that is damaged, of an earlier step than the current one, or of other ids is refused, and the old one stays
+    current; `allow_older` and `allow_other_ids` accept the last two. One that is current already changes nothing. With
+    `back`, and no `path`, the one before the current becomes current again. The last three are kept.
+    """
+    folder = Path(to)
+    if back != (path is None):
+        raise ConfigError("name a bundle to publish, or go back to the one before with --back: one of the two")
+    refuse_broken_link(folder)
+    with locked(folder):
+        targets = _existing(folder)
+        if path is None:
+            return _go_back(folder, targets)
+        refuse_place(folder, [Path(path)])
+        bundle = open_bundle(path)
+        if targets:
+            _refuse_replacement(bundle, targets[0], folder, allow_older, allow_other_ids)
+            if targets[0].fingerprint == bundle.fingerprint:
+                return Publication(folder, targets[0], targets[0])
+        _remove_unnamed(folder, targets)
+        target = _kept(bundle, targets) or _copied(bundle, folder)
+        others = tuple(one for one in targets if one.fingerprint != target.fingerprint)
+        kept = (target, *others)[:KEEP]
+        _write_current(folder, kept)
+        _remove_unnamed(folder, kept)
+        return Publication(folder, target, targets[0] if targets else None)
+
+
+def _existing(folder: Path) -> tuple[Target, ...]:
+    """Targets of a folder, none in a new one; raises for a folder of something else."""
+    if is_published(folder):
+        return Published(folder).targets()
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file: name a folder to publish to (--to)")
+    for entry in folder.iterdir() if folder.exists() else ():
+        ours = _NAME.match(entry.name) or entry.name.startswith((".holdall-", CURRENT_FILE))
+        if not ours:
+            raise ConfigError(
+                f"{folder} is not a published folder (it has {entry.name} and no {CURRENT_FILE}): name a new folder to "
+                f"publish to (--to)"
+            )
+    return ()
+
+
+def _refuse_replacement(bundle: Bundle, before: Target, folder: Path, allow_older: bool, allow_other_ids: bool) -> None:
+    """Raise if a bundle must not take the place of the current one."""
+    ids, step = bundle.record.data_set["ids_fingerprint"], bundle.record.origin.step
+    if ids != before.ids_fingerprint and not allow_other_ids:
+        raise DataError(
+            f"{bundle.path} has other ids than the bundle that is current in {folder}, so it is of another data set: "
+            f"publish it to a folder of its own, or pass --allow-other-ids if its data set follows the old one"
+        )
+    if step is not None and before.step is not None and step < before.step and not allow_older:
+        raise DataError(
+            f"{bundle.path} is of step {step:,}, and step {before.step:,} is current in {folder}: publish a newer one, "
+            f"go back with --back, or pass --allow-older"
+        )
+
+
+def _go_back(folder: Path, targets: tuple[Target, ...]) -> Publication:
+    """The target before the current one made current; the folder of the other stays until the next publication."""
+    if len(targets) < 2:
+        raise ConfigError(f"{folder} has no bundle before the current one: publish the one to go back to")
+    Published(folder).open(targets[1])  # a damaged one does not become current
+    _write_current(folder, targets[1:])
+    return Publication(folder, targets[1], targets[0])
+
+
+def _kept(bundle: Bundle, targets: tuple[Target, ...]) -> Target | None:
+    """A target of the same content, which needs no copy."""
+    for target in targets:
+        if target.fingerprint == bundle.fingerprint:
+            return replace(target, published=_now())
+    return None
+
+
+def _write_current(folder: Path, targets: tuple[Target, ...]) -> None:
+    record = _Record(**vars(targets[0]), kind="published", history=targets[1:])
+    write_json(folder / CURRENT_FILE, {"format": FORMAT, "version": VERSION, **asdict(record)}, hashed=True)
+    fsync_file(folder)
+
+
+def _remove_unnamed(folder: Path, targets: tuple[Target, ...]) -> None:
+    """Remove copies that no target needs, and what a killed publication left."""
+    named = {name for target in targets for name in target.names}
+    for entry in folder.iterdir() if folder.exists() else ():
+        if _NAME.fullmatch(entry.name.removesuffix(PARTIAL)) and entry.name not in named and not entry.is_symlink():
+            shutil.rmtree(entry)
+
+
+def _copied(bundle: Bundle, folder: Path) -> Target:
+    """Target of a complete copy of a bundle, under a new name."""
+    numbers = [int(found[1]) for entry in folder.glob("*") if (found := _NAME.match(entry.name))]
+    name = f"{max(numbers, default=0) + 1:06d}-bundle-{bundle.fingerprint[:12]}"
+    is_new = not folder.exists()
+    try:
+        with atomic_folder(folder / name) as partial:
+            _copy_files(bundle.path, partial, {**bundle.record.files, BUNDLE_FILE: None})
+    except BaseException:
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+    return Target(
+        bundle=name,
+        fingerprint=bundle.fingerprint,
+        step=bundle.record.origin.step,
+        ids_fingerprint=bundle.record.data_set["ids_fingerprint"],
+        published=_now(),
+    )
+
+
+def _copy_files(source: Path, to: Path, files: dict[str, FileHash | None]) -> None:
+    """Copy files by name; those whose bytes were copied, and have a hash, are compared with it."""
+    copied: dict[Path, FileHash] = {}
+    for name, hashes in files.items():
+        target = to / name
+        target.parent.mkdir(exist_ok=True)
+        if not _shared(source / name, target):
+            shutil.copyfile(source / name, target)
+            if hashes is not None:
+                copied[target] = hashes
+    FileCheck(copied, listed_in=BUNDLE_FILE, cure=CURE).result()
+
+
+def _shared(source: Path, target: Path) -> bool:
+    """Whether a copy could be made without its bytes: by shared blocks, or else by a hard link."""
+    if fcntl is not None:
+        try:
+            with source.open("rb") as read, target.open("wb") as written:
+                fcntl.ioctl(written.fileno(), _FICLONE, read.fileno())
+            return True
+        except OSError:
+            target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def describe_published(path: Path) -> dict[str, Any]:
+    """A JSON-able description of a published folder."""
+    first, *others = Published(path).targets()
+    return {"kind": "published", "path": str(path), **asdict(first), "history": [asdict(other) for other in others]}
