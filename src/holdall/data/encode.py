@@ -19,9 +19,10 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
-from holdall.data.id_map import as_text, load_id_maps
+from holdall.data.id_map import as_text, is_nameable, load_id_maps
 from holdall.data.layout import MAX_VALUE_BYTES
-from holdall.data.rows import FLOAT32_MAX
+from holdall.data.read_parquet import is_number, is_utf8
+from holdall.data.rows import FLOAT32_MAX, shown
 from holdall.data.schema import DenseColumn, Feature, Schema
 
 Array = npt.NDArray[Any]
@@ -83,8 +84,11 @@ class Encoder:
         id_map = self.maps[feature.name]
         try:
             texts = as_text(values)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, DataError) as error:
             raise DataError(f"feature '{feature.name}' needs text, not {values.type} ({error})") from error
+        if not is_utf8(texts):
+            row = rows[_not_utf8(texts)]
+            raise DataError(f"feature '{feature.name}' is text that is not UTF-8 in row {row}: correct it")
         lengths = np.asarray(pc.binary_length(texts))
         limit = max(self.max_value_bytes, id_map.longest) if lengths.max(initial=0) > self.max_value_bytes else 0
         if limit and len(long := np.flatnonzero(lengths > limit)):
@@ -130,13 +134,20 @@ def find(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def numbers(values: pa.ChunkedArray, column: DenseColumn) -> Array:
-    """[R] float64, NaN where missing."""
+    """[R] float64, NaN where missing; each value is the number that `prepare` reads."""
+    kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
+    if not is_number(kind) and not pa.types.is_string_view(kind):
+        raise DataError(f"column '{column.name}' is of type {values.type}: numbers are needed here")
+    if pa.types.is_decimal(kind):
+        values = values.cast(pa.large_string())  # rounded once: Arrow's own cast may be one step off
+    if not pa.types.is_integer(kind) and not pa.types.is_floating(kind) and not pa.types.is_boolean(kind):
+        values = values.cast(pa.large_string())
+        values = pc.if_else(pc.equal(values, ""), None, values)
     try:
-        if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
-            values = pc.if_else(pc.equal(values, ""), None, values)
-        found = values.cast(pa.float64())
+        found = values.cast(pa.float64(), safe=not pa.types.is_integer(kind))
     except pa.ArrowException as error:
-        raise DataError(f"column '{column.name}' holds something that is not a number ({error})") from error
+        row, value = _no_number(values)
+        raise DataError(f"column '{column.name}' is {shown(value)} in row {row}, which is not a number") from error
     given = np.asarray(found.is_valid())
     raw = found.to_numpy()
     wrong = np.flatnonzero(given & ~(np.abs(raw) <= FLOAT32_MAX))
@@ -148,12 +159,45 @@ def numbers(values: pa.ChunkedArray, column: DenseColumn) -> Array:
     return raw
 
 
+def _no_number(texts: pa.ChunkedArray) -> tuple[int, str]:
+    """Place and content of the first text that is not a number, found by halving."""
+    first, last = 0, len(texts)
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            texts[first:middle].cast(pa.float64())
+            first = middle
+        except pa.ArrowException:
+            last = middle
+    return first, texts[first].as_py()
+
+
+def _not_utf8(texts: pa.LargeStringArray) -> int:
+    """Place of the first text that is not UTF-8."""
+    for place, raw in enumerate(texts.cast(pa.large_binary()).to_pylist()):
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            return place
+    raise AssertionError
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of its five types of lists."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in (*tests, pa.types.is_list_view, pa.types.is_large_list_view))
+
+
 def pieces(values: pa.ChunkedArray, feature: Feature) -> tuple[pa.Array, Array]:
     """Texts of all lists [L] and their number in each row [R], without empty ones, at most `max_length` a row."""
+    kind = values.type
+    if not pa.types.is_null(kind) and (not is_list(kind) or not is_nameable(kind.value_type)):
+        wanted = "a list of texts, integers or booleans"
+        raise DataError(f"{feature.kind} '{feature.name}' needs {wanted} a row, not {kind}")
     try:
         lists = values.cast(pa.large_list(pa.large_string())).combine_chunks()
     except pa.ArrowException as error:
-        raise DataError(f"{feature.kind} '{feature.name}' needs a list of texts a row, not {values.type}") from error
+        raise DataError(f"{feature.kind} '{feature.name}' has values that are no text ({error})") from error
     lengths = np.asarray(lists.value_lengths().fill_null(0), dtype=np.int64)
     texts = lists.flatten()
     rows = np.repeat(np.arange(len(lists)), lengths)

@@ -145,6 +145,10 @@ def as_text(values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> pa.La
     array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     if not is_nameable(array.type):
         raise DataError(f"categorical values must be text, integers or booleans, not {array.type}: store them as text")
+    if pa.types.is_dictionary(array.type) and pa.types.is_string_view(array.type.value_type):  # Arrow has no cast
+        chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+        texts = [chunk.dictionary.cast(pa.large_string()).take(chunk.indices) for chunk in chunks]
+        array = pa.chunked_array(texts, pa.large_string())
     array = array.cast(pa.large_string())
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()

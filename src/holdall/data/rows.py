@@ -189,6 +189,8 @@ def explain(
 
 def shown(value: object) -> str:
     """A value as an error quotes it: long ones are cut."""
+    if isinstance(value, int) and value.bit_length() > 4096:  # Python refuses to write more than 4,300 digits
+        return f"an integer of {value.bit_length():,} bits"
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text):,} characters)"
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,9 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError, did_you_mean
+from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import SUFFIXES
 from holdall.data.rows import FLOAT32_MAX, shown
 from holdall.data.schema import Feature, Schema
+from holdall.data.stored_layout import stored_layout
 
 ROWS_PER_BLOCK = 1 << 16
 """Rows of a file that are in memory at a time."""
@@ -38,8 +41,24 @@ class RowFormat:
     schema: Schema
     reads: frozenset[str]
     """Names of the features that the model reads; the others may be absent."""
-    separators: Mapping[str, str]
+    separators: Mapping[str, str] = field(default_factory=dict)
     """By bag or sequence, what separates its values in a text; without one, it must be a list."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """By name, the column of a raw file where it has another name."""
+    max_value_bytes: int = MAX_VALUE_BYTES
+    """Bytes of the longest value of a feature."""
+
+    @classmethod
+    def of(cls, schema: Schema, reads: Collection[str]) -> RowFormat:
+        """Format of the rows of a data set, with what its schema tells about the raw files."""
+        stored = stored_layout(schema)
+        if stored is None:
+            return cls(schema, frozenset(reads))
+        _, layout = stored
+        separators = {feature.name: feature.separator for feature in layout.features if feature.separator is not None}
+        columns = {dense.name: dense.column for dense in layout.dense}
+        columns |= {feature.name: feature.column for feature in layout.features}
+        return cls(schema, frozenset(reads), separators, columns, layout.max_value_bytes)
 
     @property
     def features(self) -> list[Feature]:
@@ -62,7 +81,7 @@ class RowFormat:
         if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pa.Table):
             rows = pa.table(rows)
         if isinstance(rows, pa.Table):
-            return self._select(rows, "the rows have")
+            return self._select(rows)
         if isinstance(rows, Iterable):
             return self._from_dicts(list(rows))
         raise DataError(f"rows cannot be a {type(rows).__name__}: give {FORMS}")
@@ -87,40 +106,54 @@ class RowFormat:
     def _only(self, names: Collection[str]) -> RowFormat:
         """Format of rows with these columns alone."""
         schema = replace(self.schema, dense=tuple(column for column in self.schema.dense if column.name in names))
-        return RowFormat(schema, self.reads & set(names), self.separators)
+        return replace(self, schema=schema, reads=self.reads & set(names))
 
     def blocks(self, path: str | Path) -> Iterator[pa.Table]:
-        """The rows of a file, a block at a time; at least one block, which may be empty."""
+        """The rows of a file, a block at a time; at least one block, which may be empty.
+
+        Text files are read as those that `prepare` read, and need polars as it does.
+        """
         path = Path(path)
-        if path.suffix.lower() not in SUFFIXES:
-            raise DataError(f"{path} is not a Parquet file (*.parquet): give {FORMS}")
+        return self._of_parquet(path) if path.suffix.lower() in SUFFIXES else self._of_text(path)
+
+    def _of_parquet(self, path: Path) -> Iterator[pa.Table]:
         try:
             with pq.ParquetFile(path) as file:
-                where = f"{path} has"
-                columns = self._found(file.schema_arrow.names, where)
-                empty = pa.Table.from_batches([], file.schema_arrow)
-                if not file.metadata.num_rows:
-                    yield self._select(empty, where)
-                for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=columns):
-                    yield self._select(pa.Table.from_batches([batch]), where)
+                found = file.schema_arrow.names
+                columns = {name: self.columns.get(name, name) for name in self.names}
+                columns = {name: column if column in found else name for name, column in columns.items()}
+                for column in columns.values():
+                    _check_name(column, found, f"{path} has")
+                batches = file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(dict.fromkeys(columns.values())))
+                empty = pa.RecordBatch.from_pylist([], file.schema_arrow)
+                for batch in batches if file.metadata.num_rows else [empty]:
+                    yield self._split_texts(pa.table({name: batch[column] for name, column in columns.items()}))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet ({error}): copy or download it again") from error
 
-    def _found(self, names: Sequence[str], where: str) -> list[str]:
-        """The columns to read, each of which must be there once."""
-        for name in self.names:
-            if name not in names:
-                raise DataError(f"{where} no column '{name}'{did_you_mean(name, names)}")
-            if names.count(name) > 1:
-                raise DataError(f"{where} {names.count(name)} columns named '{name}': rename all but one")
-        return self.names
+    def _of_text(self, path: Path) -> Iterator[pa.Table]:
+        from holdall.data.formats.open_to_score import open_to_score  # needs polars
 
-    def _select(self, table: pa.Table, where: str) -> pa.Table:
-        table = table.select(self._found(table.column_names, where))
-        for name, separator in self.separators.items():
-            place = table.column_names.index(name) if name in table.column_names else -1
-            if place >= 0 and _is_text(table.field(place).type):
-                lists = [_split_all(chunk, separator) for chunk in table.column(place).chunks]
+        raw = open_to_score([path], path, replace(self.schema, features=tuple(self.features)))
+        names = {f"dense{i}": column.name for i, column in enumerate(raw.layout.dense)}
+        names |= {f"feature{i}": feature.name for i, feature in enumerate(raw.layout.features)}
+        for file in raw.files:
+            for rows in raw.read(file):
+                if rows.refused:
+                    wrong = rows.refused[0]
+                    raise DataError(f"{file}, line {wrong.line}: {wrong.reason}")
+                yield rows.frame.select(list(names)).to_arrow().rename_columns(names)
+
+    def _select(self, table: pa.Table) -> pa.Table:
+        for name in self.names:
+            _check_name(name, table.column_names, "the rows have")
+        return self._split_texts(table.select(self.names))
+
+    def _split_texts(self, table: pa.Table) -> pa.Table:
+        """The table with lists in the place of texts with separators."""
+        for place, name in enumerate(table.column_names):
+            if name in self.separators and _is_text(table.field(place).type):
+                lists = [_split_all(chunk, self.separators[name]) for chunk in table.column(place).chunks]
                 table = table.set_column(place, name, pa.chunked_array(lists, pa.large_list(pa.large_string())))
         return table
 
@@ -136,7 +169,8 @@ class RowFormat:
 
     def _from_columns(self, columns: Mapping[str, Any]) -> pa.Table:
         made: dict[str, pa.Array | pa.ChunkedArray] = {}
-        for name in self._found(list(columns), "the rows have"):
+        for name in self.names:
+            _check_name(name, list(columns), "the rows have")
             values = columns[name]
             if isinstance(values, list | tuple):
                 made[name] = _converted(values, *self._reader(name))
@@ -151,7 +185,7 @@ class RowFormat:
                 f"column '{few}' has {lengths[few]:,} rows and column '{many}' {lengths[many]:,}: columns must be "
                 f"equally long"
             )
-        return self._select(pa.table(made), "the rows have")
+        return self._split_texts(pa.table(made))
 
     def _reader(self, name: str) -> tuple[str, Callable[[Any], Any], pa.DataType]:
         """What a column is called in errors, the function that reads one value of it, and the type of the column."""
@@ -162,6 +196,14 @@ class RowFormat:
             return f"feature '{name}'", text_of, pa.large_string()
         separator = self.separators.get(name)
         return f"feature '{name}'", lambda value: texts_of(value, separator), pa.large_list(pa.large_string())
+
+
+def _check_name(name: str, names: Sequence[str], where: str) -> None:
+    """Raise unless a column is there, once."""
+    if name not in names:
+        raise DataError(f"{where} no column '{name}'{did_you_mean(name, names)}")
+    if names.count(name) > 1:
+        raise DataError(f"{where} {names.count(name)} columns named '{name}': rename all but one")
 
 
 class _Absent:
@@ -199,13 +241,14 @@ class _ValueRefusedError(Exception):
 
 def number_of(value: Any) -> float | None:
     """A value of a dense column, None where it is missing."""
-    if value is None or value == "":
+    if value is None:
         return None
     if isinstance(value, str):
+        if not value:
+            return None
         if not _NUMBER.fullmatch(value):
             _refuse_number(value)
-        value = float(value)
-    elif not isinstance(value, Real) and not isinstance(value, np.bool_):
+    elif not isinstance(value, Real | Decimal | np.bool_):
         _refuse_number(value)
     try:
         number = float(value)
@@ -225,13 +268,14 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool | np.bool_):
         return _BOOLEANS[bool(value)]
     if isinstance(value, Integral):
-        return str(int(value))
+        number = int(value)
+        if not -(2**63) <= number < 2**64:
+            raise _ValueRefusedError("is an integer of more than 64 bits: give it as text")
+        return str(number)
     if value is _ABSENT:
         raise _ValueRefusedError("is missing: give null where it has no value")
     if isinstance(value, Real):
-        raise _ValueRefusedError(
-            f"is the number {value}, and needs text or an integer: is it '{value}' or '{value:.0f}'?"
-        )
+        raise _ValueRefusedError(f"is the number {value}, and needs text or an integer: 1.0 and 1 are two values")
     raise _ValueRefusedError(f"is {shown(value)}, and needs one text, integer or boolean")
 
 

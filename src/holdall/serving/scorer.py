@@ -93,8 +93,8 @@ class Scorer:
         self.schema = Schema.load(maps)
         self.reads = tuple(feature.name for feature in config.reads(self.schema).features)
         """Features that the model reads: those that a row must have, beside all dense columns."""
-        self._format = RowFormat(self.schema, frozenset(self.reads), {})
-        self._encoder = Encoder(maps, features=self.reads)
+        self._format = RowFormat.of(self.schema, self.reads)
+        self._encoder = Encoder(maps, max_value_bytes=self._format.max_value_bytes, features=self.reads)
         self._device = batch_device(model)
 
     @property
@@ -113,8 +113,9 @@ class Scorer:
     def score(self, rows: Any) -> Floats:
         """Probabilities [R] of rows.
 
-        Rows are a list of dicts, a dict of columns, a pandas, polars or Arrow table, a Parquet file, or a `Batch`.
-        Columns are named as in the schema; others are ignored. A file is read in blocks.
+        Rows are a list of dicts, a dict of columns, a pandas, polars or Arrow table, a file, or a `Batch`.
+        Columns are named as in the schema; others are ignored. A file, Parquet or text, is read in blocks and as
+        `prepare` reads it, but needs no label.
         """
         if isinstance(rows, str | Path):
             blocks = (self._encoder.encode(block) for block in self._format.blocks(rows))
