@@ -66,7 +66,7 @@ def test_one_launch_has_all_bands_and_the_tables_of_their_methods(monkeypatch: p
         bags(checks.some_ids(9, 1))
     assert len(launches) == 2
     assert launches[0] is launches[1]
-    assert launches[0].columns.tolist() == [[i, i] for i in range(1, 6)]  # a, g and h are of other kinds
+    assert launches[0].columns[:, :2].tolist() == [[i, i] for i in range(1, 6)]  # a, g and h are of other kinds
     with torch.no_grad():
         torch.testing.assert_close(found, bags(checks.some_ids(9, 0)))
 

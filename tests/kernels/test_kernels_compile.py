@@ -111,7 +111,7 @@ def test_lookups_in_bands(dim: int, kind: str) -> None:
     types = {"KINDS": 63, "PARTS": 3, "FLOAT_TYPES": 7, "GRID_TYPES": 7}
     align = {"ALIGN": 2 if dim % 16 else 16, "ALIGN_8": 1 if dim % 16 else 4, "ALIGN_4": 1 if dim % 16 else 2}
     code = compiled(
-        bands_triton._bands_kernel, 4, {"out": kind, "values": "*i32"}, NUM_TABLES=26, BANDS=5, **types, **align,
+        bands_triton._bands_kernel, 4, {"out": kind, "values": "*i32"}, NUM_TABLES=26, **types, **align,
         DIM=dim, BLOCK_B=4096 // block, BLOCK_D=block,
     )  # fmt: skip
     assert "st.global" in code
@@ -119,7 +119,7 @@ def test_lookups_in_bands(dim: int, kind: str) -> None:
 
 def test_codes_are_read_several_at_once_in_the_layout_of_their_vectors() -> None:
     code = compiled(
-        bands_triton._bands_kernel, 4, {"out": "*bf16", "values": "*i32"}, NUM_TABLES=26, BANDS=1, KINDS=16, PARTS=1,
+        bands_triton._bands_kernel, 4, {"out": "*bf16", "values": "*i32"}, NUM_TABLES=26, KINDS=16, PARTS=1,
         FLOAT_TYPES=0, GRID_TYPES=4, ALIGN=16, ALIGN_8=8, ALIGN_4=4, DIM=128, BLOCK_B=32, BLOCK_D=128,
     )  # fmt: skip
     assert "ld.global.v2.b32" in code

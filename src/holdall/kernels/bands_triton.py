@@ -1,11 +1,13 @@
 """One-hot lookup in tables of bands, in Triton: one launch over all tables and bands, see `kernels.bands`.
 
-A program looks up a block of samples of one table. Each lookup finds its band and, by the band's line, the addresses
-of what it reads; then each kind that occurs in the block is read, decoded and stored. So a block of popular ids, which
-are in one band, costs one kind alone. Codes are read in the layout in which vectors are stored: reading 16 of them at
-once instead would move the decoded numbers between threads. Arithmetic on ids and addresses is in int64.
+A program looks up a block of samples of one table, band by band, from the most popular one. Kind, type and addresses of
+a band are the same for the whole program, and a band that no lookup of the block is in costs a comparison. So registers
+hold one kind of band at a time, and most blocks read one band. Codes and codewords are read in the layout in which
+vectors are stored: reading more of them at once would move the decoded numbers between threads. Arithmetic on ids and
+addresses is in int64.
 
-Shapes: B samples, T tables of at most K bands; `info` [T, K, 8] has a line for each band.
+Shapes: B samples, T tables; `columns` [T, 4] has source, target, first band and end of the bands of each table, and
+`info` [bands of all tables, 8] a line for each band.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from torch import Tensor
 from holdall.kernels.bands import FLOATS, BandColumn, StoredBand
 from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 
-ELEMENTS = 512
-"""Numbers of a program. A small block has few kinds of bands, and few registers: 64 for bf16 vectors of 128 numbers,
-where 4,096 numbers in 4 warps take 110. `benchmarks.bands --shapes` measures others."""
-NUM_WARPS = 1
+ELEMENTS = 1024
+NUM_WARPS = 2
+"""Numbers and warps of a program. DLRM-small in bands on an H200, 65,536 samples, float32 and bfloat16: 0.320 and 0.208
+ms; (512, 1) takes 0.308 and 0.275 ms, as 426,000 programs are as many as start in that time, and (1024, 1), (2048, 4)
+and (4096, 4) are slower for both. `benchmarks.bands --shapes` measures them."""
 
 ROWS, SHARED, WORDS_8, WORDS_4, GRID_8, GRID_4 = range(6)
 """Kinds of bands; SHARED are rows of several ids each."""
@@ -73,72 +76,89 @@ def _write(vectors, out, place, reads, DIM: tl.constexpr, BLOCK_D: tl.constexpr)
 
 
 @triton.jit
-def _bands_kernel(  # type: ignore[no-untyped-def]
-    values, columns, info, out, num_samples, source_stride, sample_stride, out_columns, NUM_TABLES: tl.constexpr,
-    BANDS: tl.constexpr, KINDS: tl.constexpr, PARTS: tl.constexpr, FLOAT_TYPES: tl.constexpr, GRID_TYPES: tl.constexpr,
-    ALIGN: tl.constexpr, ALIGN_8: tl.constexpr, ALIGN_4: tl.constexpr, DIM: tl.constexpr, BLOCK_B: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+def _sums(  # type: ignore[no-untyped-def]
+    line, number, reads, form, data, extra, KINDS: tl.constexpr, PARTS: tl.constexpr, TYPES: tl.constexpr,
+    ALIGN: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    table = tl.program_id(0) % NUM_TABLES
-    sample = (tl.program_id(0) // NUM_TABLES).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
-    inside = sample < num_samples
-    source = tl.load(columns + table * 2)
-    place = (sample * out_columns + tl.load(columns + table * 2 + 1)) * DIM
-    number = tl.load(values + source * source_stride + sample * sample_stride, mask=inside, other=0).to(tl.int64)
-    lines = info + table * (BANDS * 8)
-    band = tl.zeros_like(number)
-    for i in tl.static_range(BANDS - 1):
-        band += (number >= tl.load(lines + i * 8)).to(tl.int64)
-    line = lines + band * 8
-    form = tl.load(line + 1)
+    """Vectors of a band of rows or of codewords."""
     kind = form & 7
     number_type = (form >> 3) & 7
     row = number
     if KINDS & 2:  # SHARED
         start = tl.load(line + 4)
         row = tl.where(kind == 1, (number - start) * tl.load(line + 5) // (tl.load(line) - start), number)
-    address = tl.load(line + 2) + row * (form >> 32)
+    address = data + row * (form >> 32)
+    vectors = tl.zeros([number.shape[0], BLOCK_D], dtype=tl.float32)
+    for part in tl.static_range(PARTS):
+        adds = reads & (((form >> 6) & 15) > part)
+        where = address
+        if KINDS & 12:  # codewords
+            half = kind == 3
+            byte = address + tl.where(half, part // 2, part)
+            code = tl.load(byte.to(tl.pointer_type(tl.uint8)), mask=adds & (kind > 1), other=0).to(tl.int64)
+            code = tl.where(half, (code >> (part % 2 * 4)) & 15, code)
+            word = code + ((form >> 10) & 1023) * part
+            where = tl.where(kind > 1, extra + word * tl.where(number_type == 0, DIM * 4, DIM * 2), address)
+        if TYPES & 1:
+            vectors += _floats(where, adds & (number_type == 0), tl.float32, ALIGN, DIM, BLOCK_D)
+        if TYPES & 2:
+            vectors += _floats(where, adds & (number_type == 1), tl.bfloat16, ALIGN, DIM, BLOCK_D)
+        if TYPES & 4:
+            vectors += _floats(where, adds & (number_type == 2), tl.float16, ALIGN, DIM, BLOCK_D)
+    return vectors
 
-    if KINDS & 15:
-        reads = inside & (kind < 4)
+
+@triton.jit
+def _codes(address, reads, ALIGN: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The WIDTH bytes at `address` of each lookup."""
+    column = tl.arange(0, BLOCK)
+    pointers = tl.multiple_of(address.to(tl.pointer_type(tl.uint8))[:, None] + column[None, :], [1, ALIGN])
+    return tl.load(pointers, mask=reads[:, None] & (column < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def _bands_kernel(  # type: ignore[no-untyped-def]
+    values, columns, info, out, num_samples, source_stride, sample_stride, out_columns, NUM_TABLES: tl.constexpr,
+    KINDS: tl.constexpr, PARTS: tl.constexpr, FLOAT_TYPES: tl.constexpr, GRID_TYPES: tl.constexpr,
+    ALIGN: tl.constexpr, ALIGN_8: tl.constexpr, ALIGN_4: tl.constexpr, DIM: tl.constexpr, BLOCK_B: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    column_of = columns + tl.program_id(0) % NUM_TABLES * 4
+    sample = (tl.program_id(0) // NUM_TABLES).to(tl.int64) * BLOCK_B + tl.arange(0, BLOCK_B)
+    inside = sample < num_samples
+    source = values + tl.load(column_of) * source_stride
+    number = tl.load(source + sample * sample_stride, mask=inside, other=0).to(tl.int64)
+    place = (sample * out_columns + tl.load(column_of + 1)) * DIM
+    band = tl.load(column_of + 2)
+    last = tl.load(column_of + 3)
+    while band < last:
+        line = info + band * 8
+        form = tl.load(line + 1)
+        data = tl.load(line + 2)
+        extra = tl.load(line + 3)
+        reads = inside & (number >= tl.load(line + 4)) & (number < tl.load(line))
         if tl.max(reads.to(tl.int32), axis=0) > 0:
-            vectors = tl.zeros([BLOCK_B, BLOCK_D], dtype=tl.float32)
-            for part in tl.static_range(PARTS):
-                adds = reads & (((form >> 6) & 15) > part)
-                where = address
-                if KINDS & 12:  # codewords
-                    half = kind == 3
-                    byte = address + tl.where(half, part // 2, part)
-                    code = tl.load(byte.to(tl.pointer_type(tl.uint8)), mask=adds & (kind > 1), other=0).to(tl.int64)
-                    code = tl.where(half, (code >> (part % 2 * 4)) & 15, code)
-                    word = code + ((form >> 10) & 1023) * part
-                    where = tl.where(
-                        kind > 1, tl.load(line + 3) + word * tl.where(number_type == 0, DIM * 4, DIM * 2), address
+            kind = form & 7
+            number_type = (form >> 3) & 7
+            address = data + number * (form >> 32)
+            if KINDS & 16:  # noqa: SIM102  # a constant: the rest is not compiled without it
+                if kind == 4:
+                    zero, step = _grid(extra, number, number_type, reads, GRID_TYPES)
+                    codes = _codes(address, reads, ALIGN_8, DIM, BLOCK_D).to(tl.float32)
+                    _write(zero[:, None] + step[:, None] * codes, out, place, reads, DIM, BLOCK_D)
+            if KINDS & 32:  # noqa: SIM102
+                if kind == 5:
+                    zero, step = _grid(extra, number, number_type, reads, GRID_TYPES)
+                    pairs = _codes(address, reads, ALIGN_4, (DIM + 1) // 2, BLOCK_D // 2)
+                    codes = tl.interleave((pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32))
+                    _write(zero[:, None] + step[:, None] * codes, out, place, reads, DIM, BLOCK_D)
+            if KINDS & 15:  # noqa: SIM102
+                if kind < 4:
+                    vectors = _sums(
+                        line, number, reads, form, data, extra, KINDS, PARTS, FLOAT_TYPES, ALIGN, DIM, BLOCK_D
                     )
-                if FLOAT_TYPES & 1:
-                    vectors += _floats(where, adds & (number_type == 0), tl.float32, ALIGN, DIM, BLOCK_D)
-                if FLOAT_TYPES & 2:
-                    vectors += _floats(where, adds & (number_type == 1), tl.bfloat16, ALIGN, DIM, BLOCK_D)
-                if FLOAT_TYPES & 4:
-                    vectors += _floats(where, adds & (number_type == 2), tl.float16, ALIGN, DIM, BLOCK_D)
-            _write(vectors, out, place, reads, DIM, BLOCK_D)
-    if KINDS & 16:
-        reads = inside & (kind == 4)
-        if tl.max(reads.to(tl.int32), axis=0) > 0:
-            zero, step = _grid(tl.load(line + 3), number, number_type, reads, GRID_TYPES)
-            column = tl.arange(0, BLOCK_D)
-            codes = tl.multiple_of(address.to(tl.pointer_type(tl.uint8))[:, None] + column[None, :], [1, ALIGN_8])
-            codes = tl.load(codes, mask=reads[:, None] & (column < DIM)[None, :], other=0).to(tl.float32)
-            _write(zero[:, None] + step[:, None] * codes, out, place, reads, DIM, BLOCK_D)
-    if KINDS & 32:
-        reads = inside & (kind == 5)
-        if tl.max(reads.to(tl.int32), axis=0) > 0:
-            zero, step = _grid(tl.load(line + 3), number, number_type, reads, GRID_TYPES)
-            column = tl.arange(0, BLOCK_D // 2)
-            pairs = tl.multiple_of(address.to(tl.pointer_type(tl.uint8))[:, None] + column[None, :], [1, ALIGN_4])
-            pairs = tl.load(pairs, mask=reads[:, None] & (column < (DIM + 1) // 2)[None, :], other=0)
-            codes = tl.interleave((pairs & 15).to(tl.float32), (pairs >> 4).to(tl.float32))
-            _write(zero[:, None] + step[:, None] * codes, out, place, reads, DIM, BLOCK_D)
+                    _write(vectors, out, place, reads, DIM, BLOCK_D)
+        band += 1
 
 
 class BandLaunch:
@@ -146,23 +166,23 @@ class BandLaunch:
 
     def __init__(self, columns: Sequence[BandColumn], device: torch.device):
         bands = [band for column in columns for band in column.bands]
-        most = max(len(column.bands) for column in columns)
-        padded = [[*column.bands, *[column.bands[-1]] * (most - len(column.bands))] for column in columns]
-        lines = [[_line(band) for band in each] for each in padded]
+        lines: list[list[int]] = []
+        places: list[tuple[int, int, int, int]] = []
+        for column in columns:
+            places.append((column.source, column.target, len(lines), len(lines) + len(column.bands)))
+            lines.extend(_line(band) for band in column.bands)
         self.info = torch.tensor(lines).to(device)
-        self.columns = torch.tensor([(column.source, column.target) for column in columns]).to(device)
-        kinds = {_kind(band) for band in bands}
+        self.columns = torch.tensor(places).to(device)
         floats = [_numbers(band) for band in bands if _kind(band) < GRID_8]
         grids = [_numbers(band) for band in bands if _kind(band) >= GRID_8]
         self.constants = {
             "NUM_TABLES": len(columns),
-            "BANDS": most,
-            "KINDS": sum(1 << kind for kind in kinds),
+            "KINDS": sum(1 << kind for kind in {_kind(band) for band in bands}),
             "PARTS": max(band.parts for band in bands),
             "FLOAT_TYPES": _bits(floats),
             "GRID_TYPES": _bits(grids),
-            "ALIGN": _alignment(floats),
         }
+        self._alignment = _alignment(floats)
         self._alignment_8 = _alignment([band.data for band in bands if _kind(band) == GRID_8])
         self._alignment_4 = _alignment([band.data for band in bands if _kind(band) == GRID_4])
 
@@ -173,11 +193,12 @@ class BandLaunch:
             return
         block_d = next_power_of_2(max(2, dim))
         block_b = max(1, ELEMENTS // block_d)
-        a_store = 16 // out.element_size()  # a thread loads the codes of the numbers that it stores at once
+        a_store = 16 // out.element_size()  # a thread loads what it stores at once
         _bands_kernel[(ceil_div(size, block_b) * len(self.columns),)](
             values, self.columns, self.info, out, size, *values.stride(), out.shape[1], **self.constants,
-            ALIGN_8=min(self._alignment_8, a_store), ALIGN_4=min(self._alignment_4, a_store // 2), DIM=dim,
-            BLOCK_B=block_b, BLOCK_D=block_d, num_warps=NUM_WARPS,
+            ALIGN=min(self._alignment, a_store), ALIGN_8=min(self._alignment_8, a_store),
+            ALIGN_4=min(self._alignment_4, a_store // 2), DIM=dim, BLOCK_B=block_b, BLOCK_D=block_d,
+            num_warps=NUM_WARPS,
         )  # fmt: skip
 
 
