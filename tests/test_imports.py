@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 OPTIONAL = ("polars", "tyro", "tensorboard", "fastapi", "uvicorn", "msgspec", "onnx", "onnxruntime", "pandas", "igraph")
-ONLY_WITH_TYRO = ("holdall.cli", "holdall.__main__")
+ONLY_WITH_EXTRAS = ("holdall.cli", "holdall.__main__", "holdall.serving.server")
 
 SCRIPT = f"""
 import importlib, sys
@@ -41,7 +41,7 @@ def run(*names: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_module_imports_without_the_optional_packages() -> None:
-    wanted = [name for name in modules() if not name.startswith(ONLY_WITH_TYRO) and not name.endswith("_triton")]
+    wanted = [name for name in modules() if not name.startswith(ONLY_WITH_EXTRAS) and not name.endswith("_triton")]
     assert "holdall.tables.frobenius" in wanted
     result = run(*wanted)
     assert result.returncode == 0, result.stderr
@@ -51,6 +51,12 @@ def test_the_command_line_names_what_to_install() -> None:
     result = run("holdall.cli")
     assert result.returncode != 0
     assert "pip install 'holdall[cli]'" in result.stderr
+
+
+def test_the_server_names_what_to_install() -> None:
+    result = run("holdall.serving.server.run")
+    assert result.returncode != 0
+    assert "pip install 'holdall[serve]'" in result.stderr
 
 
 def test_the_package_itself_imports_nothing_heavy() -> None:

@@ -51,6 +51,8 @@ from holdall.serving.publish import publish as publish
 from holdall.serving.release import release as release
 from holdall.serving.scorer import Scorer as Scorer
 from holdall.serving.scorer import load as load
+from holdall.serving.server.run import serve as serve
+from holdall.serving.server.settings import ServerConfig as ServerConfig
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Bands as Bands
 from holdall.tables import Clustered as Clustered

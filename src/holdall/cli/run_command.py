@@ -17,6 +17,7 @@ from typing import Any
 
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile
 from holdall.cli.options import tyro
+from holdall.cli.serve_command import serve
 from holdall.cli.serving_commands import publish, release
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
 from holdall.common.errors import ConfigError, HoldallError, did_you_mean
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "release": release,
     "publish": publish,
+    "serve": serve,
     "inspect": inspect,
     "doctor": doctor,
     "demo": demo,

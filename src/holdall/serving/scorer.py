@@ -83,8 +83,9 @@ class Scorer:
         step: int | None = None,
         fingerprint: str,
     ):
-        """`maps` is the folder with the schema and the id maps."""
         self.path = path
+        self.maps = maps
+        """Folder with the schema and the id maps."""
         self.model = model
         self.step = step
         """Training step of the model; None where it is not known."""

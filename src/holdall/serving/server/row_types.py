@@ -1,0 +1,163 @@
+"""Decoder of JSON rows: msgspec types made from the schema, so that a wrong value is found while it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from holdall.common.errors import DataError
+from holdall.data.schema import Schema
+
+Row = tuple[Any, ...]
+"""Values of one row, in the order of `RowReader.names`."""
+
+_PATH = re.compile(r" - at `\$(?:\.(rows|items|user)(?:\[(\d+)\])?(?:\.(.*?))?((?:\[\d+\])*))?`$", re.DOTALL)
+_WORDS = {"bool | int | str | null": "text, a whole number, true, false or null", "float | null": "a number or null"}
+
+
+class RowReader:
+    """Decoders of the rows of one schema.
+
+    A dense column is a number or null, a feature text, a whole number, a boolean or null, and a bag or sequence a
+    list of texts or whole numbers, or null. Names that the schema does not have are ignored.
+    """
+
+    def __init__(self, schema: Schema, reads: Sequence[str], max_rows: int):
+        """`reads` are the features that the model reads."""
+        self.max_rows = max_rows
+        self.dense = tuple(column.name for column in schema.dense)
+        features = [feature for feature in schema.features if feature.name in reads]
+        self.names = (*self.dense, *(feature.name for feature in features))
+        self.places = {name: number for number, name in enumerate(self.names)}
+        self.bags = frozenset(feature.name for feature in features if not feature.one_hot)
+        types: list[Any] = [float | None] * len(self.dense)
+        types += [str | int | bool | None if feature.one_hot else list[str | int] | None for feature in features]
+        fields = [(f"value_{number}", kind) for number, kind in enumerate(types)]
+        rename = {field[0]: name for field, name in zip(fields, self.names, strict=True)}
+        row: Any = msgspec.defstruct("Row", fields, rename=rename, gc=False)
+        absent = [(name, kind | msgspec.UnsetType, msgspec.UNSET) for name, kind in fields]
+        part: Any = msgspec.defstruct("Part", absent, rename=rename, gc=False)
+        rows = msgspec.defstruct("Rows", [("rows", list[row])], forbid_unknown_fields=True, gc=False)
+        ranking = msgspec.defstruct("Ranking", [("user", part), ("items", list[part])], forbid_unknown_fields=True)
+        self._rows, self._ranking = msgspec.json.Decoder(rows), msgspec.json.Decoder(ranking)
+
+    def rows(self, body: bytes | bytearray) -> list[Row]:
+        """The rows of `{"rows": [{...}, ...]}`."""
+        rows = self._decode(self._rows, body).rows
+        self.check_number(len(rows), "rows")
+        return list(map(msgspec.structs.astuple, rows))
+
+    def ranking(self, body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+        """The user's values and the columns of the items of `{"user": {...}, "items": [{...}, ...]}`."""
+        found = self._decode(self._ranking, body)
+        self.check_number(len(found.items), "items")
+        user = {
+            name: value if value is None or name in self.dense or name in self.bags else as_texts([value])[0]
+            for name, value in zip(self.names, msgspec.structs.astuple(found.user), strict=True)
+            if value is not msgspec.UNSET
+        }
+        columns = zip(*map(msgspec.structs.astuple, found.items), strict=True)
+        items: dict[str, list[Any]] = {}
+        for name, column in zip(self.names, columns, strict=True):
+            for number, value in enumerate(column):
+                if (value is msgspec.UNSET) != (name in user):
+                    fault = "is given by the user and by the item" if name in user else "is missing in user and item"
+                    raise RowError(f"item {number}: '{name}' {fault}: give it in one of them")
+            if name not in user:
+                items[name] = list(column)
+        if not items:
+            raise RowError(
+                "the user has every feature, so the items have none: give those that differ by item in 'items'"
+            )
+        return user, items
+
+    def check_number(self, number: int, what: str = "rows") -> None:
+        """Raise unless a request may have this number of rows."""
+        if number == 0:
+            raise RowError(f"{what}: the list is empty: give one or more")
+        if number > self.max_rows:
+            raise TooManyRowsError(
+                f"{number:,} {what} are more than the {self.max_rows:,} of one request: send fewer at once"
+            )
+
+    def check_names(self, names: Sequence[str]) -> list[str]:
+        """The columns to read; raise unless each is there once."""
+        for name in self.names:
+            if (number := names.count(name)) != 1:
+                raise RowError(f"'{name}' is {'given twice' if number else 'missing'}: give it once")
+        return list(self.names)
+
+    def table(self, rows: Sequence[Row]) -> pa.Table:
+        """Rows as a table of numbers, texts and lists of texts."""
+        columns = list(zip(*rows, strict=True))
+        return pa.table({name: self._array(name, column) for name, column in zip(self.names, columns, strict=True)})
+
+    def _array(self, name: str, column: Sequence[Any]) -> pa.Array:
+        if self.places[name] < len(self.dense):
+            return pa.array(column, pa.float64())
+        if name in self.bags:
+            return pa.array(
+                [None if bag is None else as_texts(bag) for bag in column], pa.large_list(pa.large_string())
+            )
+        return pa.array(as_texts(column), pa.large_string())
+
+    def _decode(self, decoder: Any, body: bytes | bytearray) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as error:
+            raise RowError(_sentence(str(error))) from None
+        except RecursionError:
+            raise BodyError("the body is no JSON of rows: it is nested too deeply") from None
+        except UnicodeDecodeError:
+            raise BodyError("the body is no JSON: it is not UTF-8") from None
+        except msgspec.DecodeError as error:
+            raise BodyError(f"the body is no JSON: {error}") from None
+
+
+class RowError(DataError):
+    """Row that cannot be scored."""
+
+
+class TooManyRowsError(DataError):
+    """Request with more rows than one may have."""
+
+
+class BodyError(DataError):
+    """Body that is not of the format that it says it is."""
+
+
+def as_texts(column: Sequence[Any]) -> Sequence[Any]:
+    """Values of a feature as text, if some of them are numbers or booleans."""
+    if set(map(type, column)) <= {str, type(None)}:
+        return column
+    return [
+        value
+        if value is None or isinstance(value, str)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+        for value in column
+    ]
+
+
+def _sentence(message: str) -> str:
+    """An error of msgspec with the number of the row and the name of the feature first."""
+    path = _PATH.search(message)
+    said = message[: path.start()] if path else message
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", said, flags=re.DOTALL):
+        said = f"'{missing[1]}' is missing: give it, or null where there is no value"
+    else:
+        for types, words in _WORDS.items():
+            said = said.replace(f"`{types}`", words)
+        said = said.replace("`", "").replace("Expected", "expected").replace("got float", "got a number with a point")
+    if path is None or path[1] is None:
+        return said
+    place = (
+        {"rows": "row", "items": "item", "user": "user"}[path[1]] if path[2] or path[1] == "user" else f"'{path[1]}'"
+    )
+    feature = f"'{path[3]}': " if path[3] else ""
+    return f"{place}{f' {path[2]}' if path[2] else ''}: {feature}{said}"
