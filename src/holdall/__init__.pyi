@@ -49,6 +49,8 @@ from holdall.serving.explain_row import ExplainedRow as ExplainedRow
 from holdall.serving.publish import Published as Published
 from holdall.serving.publish import publish as publish
 from holdall.serving.release import release as release
+from holdall.serving.score_files import ScoreReport as ScoreReport
+from holdall.serving.score_files import score as score
 from holdall.serving.scorer import Scorer as Scorer
 from holdall.serving.scorer import load as load
 from holdall.serving.server.run import serve as serve

@@ -18,7 +18,7 @@ from typing import Any
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile
 from holdall.cli.options import tyro
 from holdall.cli.serve_command import serve
-from holdall.cli.serving_commands import publish, release
+from holdall.cli.serving_commands import publish, release, score
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
 from holdall.common.errors import ConfigError, HoldallError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
@@ -38,6 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "evaluate": evaluate,
     "release": release,
+    "score": score,
     "publish": publish,
     "serve": serve,
     "inspect": inspect,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from holdall.cli.options import print_json, tyro
 
@@ -64,6 +64,52 @@ def release(
         print_json(inspect(out))
     else:
         show(inspect(out))
+
+
+def score(
+    bundle: tyro.conf.Positional[Path],
+    sources: tyro.conf.Positional[tuple[str, ...]],
+    out: Path,
+    format: str | None = None,
+    schema: Path | None = None,
+    bad_rows: Literal["stop", "skip"] | None = None,
+    keep: tuple[str, ...] = (),
+    device: str = "auto",
+    overwrite: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Score raw rows, in their order; labels may be missing.
+
+    Args:
+        bundle: Bundle, or run folder.
+        sources: Files or globs to read, in order, like those that were prepared; or any Parquet with their columns.
+        out: File to write: Parquet, or CSV by its suffix.
+        format: Layout of the files, if another than that of the data set: a format of prepare.
+        schema: TOML file that describes the columns, for --format table.
+        bad_rows: A row that cannot be read: stop, or skip, give it no score and list it beside the output.
+        keep: Columns of the files to write beside the scores.
+        device: cpu, cuda, or auto for a GPU if there is one.
+        overwrite: Replace an older output.
+        json: Print the report as JSON on stdout.
+    """
+    from holdall.serving.score_files import score as run_score
+    from holdall.serving.score_files import show
+
+    report = run_score(
+        bundle,
+        sources,
+        out,
+        format=format,
+        schema=schema,
+        bad_rows=bad_rows,
+        keep=keep,
+        device=device,
+        overwrite=overwrite,
+    )
+    if json:
+        print_json(report.to_json())
+    else:
+        show(report, out)
 
 
 def publish(

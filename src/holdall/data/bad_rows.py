@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Literal, TextIO
 
 from holdall.common.errors import DataError
+from holdall.common.files import PARTIAL
 from holdall.data.rows import Refused
 
 BAD_ROWS_FILE = "bad_rows.tsv"
@@ -39,7 +40,7 @@ class BadRows:
         if self.mode == "stop":
             raise DataError(
                 f"{source}, line {refused[0].line}: {refused[0].reason} (correct it, or leave such rows out with "
-                f"--bad-rows skip, which lists them in {BAD_ROWS_FILE})"
+                f"--bad-rows skip, which lists them in {self.path.name.removesuffix(PARTIAL)})"
             )
         if self._file is None:
             self._file = self.path.open("w", encoding="utf-8")

@@ -44,6 +44,21 @@ class Ids:
         weights = None if self.weights is None else self.weights[start:end]
         return self.values[start:end], bounds - bounds[0], weights
 
+    def slice(self, start: int, stop: int) -> Ids:
+        """Samples start..stop of every feature, as views where each has one id."""
+        if self.offsets is None:
+            weights = None if self.weights is None else self.weights[:, start:stop]
+            return replace(self, values=self.values[:, start:stop], weights=weights)
+        bounds = self.offsets[:-1].view(self.num_features, -1)[:, start:stop]
+        lengths = self.offsets.diff().view(self.num_features, -1)[:, start:stop]
+        offsets = torch.zeros(lengths.numel() + 1, dtype=self.offsets.dtype)
+        torch.cumsum(lengths.flatten(), 0, out=offsets[1:])
+        # Lookup j of the result is lookup `bounds[bag] + (j - offsets[bag])`.
+        shifts = torch.repeat_interleave(bounds.flatten() - offsets[:-1], lengths.flatten())
+        lookups = torch.arange(int(offsets[-1])) + shifts
+        weights = None if self.weights is None else self.weights[lookups]
+        return replace(self, values=self.values[lookups], offsets=offsets, weights=weights)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Ids:
         return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
@@ -85,6 +100,10 @@ class Batch:
 
     def __len__(self) -> int:
         return self.label.shape[0]
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples start..stop, as views where every feature has one id."""
+        return Batch(self.dense[start:stop], self.ids.slice(start, stop), self.label[start:stop])
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the batch, without those that are None."""

@@ -81,6 +81,31 @@ class Encoder:
 
     def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
         """[L] ids of values [L], which belong to these rows [L]."""
+        if pa.types.is_dictionary(values.type):
+            chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+            ends = np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
+            parts = zip(chunks, np.split(rows, ends)[:-1], strict=True)
+            ids = np.concatenate([np.zeros(0, np.int32), *(self._coded_ids(feature, *part) for part in parts)])
+        else:
+            ids = self._text_ids(feature, values, rows)
+        self.num_unseen[feature.name] += int(np.count_nonzero(ids == feature.unseen))
+        return ids
+
+    def _coded_ids(self, feature: Feature, values: pa.DictionaryArray, rows: Array) -> Array:
+        """`_ids` of a dictionary array: each of its values that occurs is looked up once."""
+        dictionary = values.dictionary
+        if pa.types.is_string_view(dictionary.type):  # Arrow takes none of these
+            dictionary = dictionary.cast(pa.large_string())
+        codes = np.asarray(values.indices.cast(pa.int64()).fill_null(len(dictionary)))
+        row_of = np.full(len(dictionary) + 1, -1)
+        row_of[codes[::-1]] = rows[::-1]
+        used = np.flatnonzero(row_of >= 0)
+        distinct = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)]).take(pa.array(used))
+        ids = np.zeros(len(row_of), dtype=self.maps[feature.name].dtype)
+        ids[used] = self._text_ids(feature, distinct, row_of[used])
+        return ids[codes]
+
+    def _text_ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
         id_map = self.maps[feature.name]
         try:
             texts = as_text(values)
@@ -96,9 +121,7 @@ class Encoder:
                 f"feature '{feature.name}' has a value of {lengths[long[0]]:,} bytes in row {rows[long[0]]}, but "
                 f"{limit:,} are the most: shorten it, or set max_value_bytes"
             )
-        ids = id_map.apply(texts)
-        self.num_unseen[feature.name] += int(np.count_nonzero(ids == feature.unseen))
-        return ids
+        return id_map.apply(texts)
 
     def _label(self, table: pa.Table) -> Array:
         if self.schema.label not in table.column_names:

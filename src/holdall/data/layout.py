@@ -144,6 +144,8 @@ class Layout:
     """For text files; Parquet files describe themselves."""
     max_value_bytes: int = MAX_VALUE_BYTES
     """Rows with a categorical value of more bytes are refused."""
+    keep: tuple[str, ...] = field(default=(), metadata=NOT_STORED)
+    """Further columns that are passed on as they are."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.dense] + [feature.name for feature in self.features]
@@ -164,7 +166,7 @@ class Layout:
         """Every raw column that is read, once each, label first."""
         label = [] if self.label is None else [self.label]
         used = [*label, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
-        return tuple(dict.fromkeys(used))
+        return tuple(dict.fromkeys([*used, *self.keep]))
 
     def for_columns(self, names: Sequence[str]) -> Layout:
         """The layout of a file with these columns: without the label if that is optional and not among them."""

@@ -50,7 +50,7 @@ class Rows:
 
     frame: pl.DataFrame
     """`label` (UInt8, null where an optional one is missing), `dense0`.. (Float64, null where missing), `feature0`..
-    (String or lists of it, no nulls)."""
+    (String or lists of it, no nulls), `keep0`.. (of any type)."""
     numbers: npt.NDArray[np.int64]
     """[R] number of each row in its file, from 0, with refused rows counted: what the split is drawn from."""
     refused: list[Refused]
@@ -90,6 +90,7 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         outputs.append(number.alias(f"dense{index}"))
         checks.append(fine.alias(f"dense{index}"))
     outputs += [values_of(raw.schema[f.column], f).alias(f"feature{i}") for i, f in enumerate(layout.features)]
+    outputs += [pl.col(column).alias(f"keep{index}") for index, column in enumerate(layout.keep)]
     frame = raw.select(outputs)
     lengths = frame.select(length_of(feature, f"feature{i}") for i, feature in enumerate(layout.features))
     if raw.select(checks[0].all()).item() and clearly_fine(raw, frame, lengths, layout):

@@ -22,7 +22,7 @@ OWN_READER = "own"
 def layout_json(raw: RawData) -> dict[str, Any]:
     """Format and layout of raw files, as JSON has them."""
     document = {"format": raw.format or OWN_READER, **asdict(raw.layout)}
-    del document["label_optional"]
+    del document["label_optional"], document["keep"]
     return json.loads(json.dumps(document))  # lists in the place of tuples, as they are read back
 
 
