@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan import ROUNDS, STEPS_A_TURN, Planning, compared, measure, run_model
+from benchmarks import plan as benchmark
+from benchmarks.plan import STEPS_A_TURN, Planning, compared, measure, run_model
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.planning.config import PlanConfig
@@ -14,6 +15,14 @@ from holdall.planning.planner import find_lookups
 from tests.planning.made_up_hardware import hardware
 
 pytestmark = pytest.mark.slow
+
+ROUNDS = 2
+"""Enough to run the plans in both orders."""
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "ROUNDS", ROUNDS)
 
 
 @pytest.fixture(scope="module")
