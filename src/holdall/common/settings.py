@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
@@ -62,7 +63,7 @@ def read_settings(kind: type, settings: Mapping[str, Any], where: str) -> dict[s
         if name in given:
             raise ConfigError(f"{where}: setting '{written}' is given twice")
         part = known[name]
-        hints = get_type_hints(kind if part is None else parts[part])
+        hints = _hints(kind if part is None else parts[part])
         given[name] = decode(value, hints[name], where, inside=written, noun="setting ")
     return given
 
@@ -151,7 +152,13 @@ def settings_marked(kind: type, mark: str) -> frozenset[str]:
 
 def parts_of(kind: type) -> dict[str, type]:
     """The parts of a dataclass of settings, by name."""
-    return {name: hint for name, hint in get_type_hints(kind).items() if is_dataclass(hint) and isinstance(hint, type)}
+    return {name: hint for name, hint in _hints(kind).items() if is_dataclass(hint) and isinstance(hint, type)}
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Types of the fields; working them out from text takes far longer than a setting does to be read."""
+    return get_type_hints(kind)
 
 
 def refuse_below(least: int, config: Any, *names: str) -> None:
