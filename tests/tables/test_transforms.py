@@ -49,6 +49,17 @@ class Rows(nn.Module):
         return self.table.rows(ids)
 
 
+class Bags(nn.Module):
+    """Bags of three ids each and bags by offsets: one export of both takes half the time of two."""
+
+    def __init__(self, table: Table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return self.table(ids.reshape(3, 3)), self.table(ids, offsets)
+
+
 def collects_gradients(table: Table) -> bool:
     return any(isinstance(part, StochasticRoundingTable) for part in table.modules())
 
@@ -206,15 +217,13 @@ def test_export(method: Method) -> None:
     with torch.no_grad():
         with pytest.raises(ConfigError, match=UNCHECKED):
             torch.export.export(module, (ids,))
-        expected = table.rows(torch.arange(20)), table(ids.reshape(3, 3)), table(ids, BAGS[:-1])
+        expected = table.rows(torch.arange(20)), Bags(table)(ids, BAGS[:-1])
         table.check_bounds = False
         shapes = ({0: torch.export.Dim.DYNAMIC},)
         rows = torch.export.export(module, (ids,), dynamic_shapes=shapes).module()
         torch.testing.assert_close(rows(torch.arange(20)), expected[0])
-        bags = torch.export.export(table, (ids.reshape(3, 3),)).module()
-        torch.testing.assert_close(bags(ids.reshape(3, 3)), expected[1])
-        by_offsets = torch.export.export(table, (ids, BAGS[:-1])).module()
-        torch.testing.assert_close(by_offsets(ids, BAGS[:-1]), expected[2])
+        bags = torch.export.export(Bags(table), (ids, BAGS[:-1])).module()
+        torch.testing.assert_close(bags(ids, BAGS[:-1]), expected[1])
 
 
 COMPILED: list[Method] = [
