@@ -14,6 +14,9 @@ MIX = (0x7FEB352D, 0x846CA68B)
 GOLDEN = 0x9E3779B9
 _WORD = 0xFFFFFFFF
 
+Key = tuple[int, int] | tuple[Tensor, Tensor]
+"""Two 32-bit keys of the noise, of all numbers or, as int64 tensors, of each."""
+
 FORMATS = {torch.bfloat16: (7, 8), torch.float16: (10, 113)}
 """Bits of the fraction, and the least exponent (as float32 stores it) at which the unit in the last place shrinks."""
 
@@ -39,12 +42,12 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def noise(cells: Tensor, key: tuple[int, int]) -> Tensor:
+def noise(cells: Tensor, key: Key) -> Tensor:
     """32-bit noise, as int64, for int64 positions in the storage."""
     return _mix(_mix((cells & _WORD) ^ key[0]) + (cells >> 32) * GOLDEN + key[1] & _WORD)
 
 
-def uniform_noise(ids: Tensor, dim: int, key: tuple[int, int]) -> Tensor:
+def uniform_noise(ids: Tensor, dim: int, key: Key) -> Tensor:
     """Numbers [U, dim] in float32, uniform from 0 to 1, by the noise of the cells of rows `ids` [U] of width `dim`."""
     cells = ids.long()[:, None] * dim + torch.arange(dim, device=ids.device)
     return noise(cells, key).to(torch.float32).mul_(2.0**-32)

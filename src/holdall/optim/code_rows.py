@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import UpdateRule, UpdateScalars
 from holdall.kernels.stochastic import keys
 from holdall.optim.optimizer_kinds import OptimizerKind
+from holdall.tables.code_updates import apply_row_updates, sum_pending
 from holdall.tables.quantized import StochasticRoundingTable
 
 
@@ -19,7 +21,7 @@ class CodeRows:
 
     State has the shape that it has for dense rows, in float32: row-wise Adagrad keeps one number for each row, 4 bytes
     beside `dim + 8` of codes and grid; Adagrad, momentum and Adam keep one or two for each number of it, several times
-    the codes. A step decodes, updates and rounds the rows that were touched.
+    the codes. A step decodes, updates and rounds the rows that were touched, of all tables together.
     """
 
     def __init__(self, name: str, table: StochasticRoundingTable, kind: OptimizerKind, seed: int):
@@ -29,33 +31,48 @@ class CodeRows:
         self.slots = kind.row_state(row_shape(table))
         """Optimizer state by slot, with a line for each row."""
 
-    def sum_gradients(self) -> Tensor:
-        """The summed gradient [U, dim] of the touched rows; scaled in place, it scales the update."""
-        return self.table.sum_pending()[1]
-
-    def update(self, scalars: UpdateScalars) -> None:
-        """Apply the gradients of the backward, and drop them. Rounding depends on seed, step and position alone."""
-        self.table.apply_row_update(
-            lambda ids, gradients: self._change(ids, gradients, scalars), keys(self.seed, scalars.step)
-        )
-
-    def _change(self, ids: Tensor, gradients: Tensor, scalars: UpdateScalars) -> Tensor:
-        """What the optimizer adds to the rows `ids`: its update of rows of zero, which no digit of a row can round."""
-        decay, apart = scalars.weight_decay, self.kind.row_rule is UpdateRule.ADAMW
-        rows = self.table.materialize(ids).to(gradients.dtype) if decay else None
-        if rows is not None and not apart:
-            gradients = gradients.add(rows, alpha=decay)
-        states = {slot: state.index_select(0, ids) for slot, state in self.slots.items()}
-        change, places = torch.zeros_like(gradients), torch.arange(ids.numel(), device=ids.device)
-        self.kind.row_update(change, places, gradients, replace(scalars, weight_decay=0.0, rounding=None), **states)
-        for slot, state in states.items():
-            self.slots[slot].index_copy_(0, ids, state)
-        return change.sub_(rows, alpha=scalars.lr * decay) if rows is not None and apart else change
-
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """State tensors by the name of the codes and slot."""
         for slot, state in self.slots.items():
             yield f"{self.name}.{slot}", state
+
+
+def sum_code_gradients(rows: Sequence[CodeRows]) -> list[Tensor]:
+    """The summed gradients [U, dim] of the touched rows of each table; scaled in place, they scale the update."""
+    summed = sum_pending([each.table for each in rows])
+    for number, ids, gradients in summed:
+        rows[number].table.pending = [RowGradient(ids, gradients, is_summed=True)]
+    return [gradients for _, _, gradients in summed if gradients.numel()]
+
+
+def update_code_rows(rows: Sequence[CodeRows], scalars: UpdateScalars) -> None:
+    """Apply the gradients of the backward, and drop them. Rounding depends on seed, step and position alone."""
+    apply_row_updates(
+        [each.table for each in rows],
+        lambda kind, gradients: _change([(rows[touched.number], touched.ids) for touched in kind], gradients, scalars),
+        [keys(each.seed, scalars.step) for each in rows],
+    )
+
+
+def _change(touched: Sequence[tuple[CodeRows, Tensor]], gradients: Tensor, scalars: UpdateScalars) -> Tensor:
+    """What the optimizer adds to touched rows: its update of rows of zero, which no digit of a row can round."""
+    kind = touched[0][0].kind
+    decay, apart = scalars.weight_decay, kind.row_rule is UpdateRule.ADAMW
+    rows = None
+    if decay:
+        rows = torch.cat([each.table.materialize(ids) for each, ids in touched]).to(gradients.dtype)
+        gradients = gradients if apart else gradients.add(rows, alpha=decay)
+    states = {
+        slot: torch.cat([each.slots[slot].index_select(0, ids) for each, ids in touched])
+        for slot in touched[0][0].slots
+    }
+    change, places = torch.zeros_like(gradients), torch.arange(len(gradients), device=gradients.device)
+    kind.row_update(change, places, gradients, replace(scalars, weight_decay=0.0, rounding=None), **states)
+    sizes = [ids.numel() for _, ids in touched]
+    for slot, state in states.items():
+        for (each, ids), own in zip(touched, state.split(sizes), strict=True):
+            each.slots[slot].index_copy_(0, ids, own)
+    return change.sub_(rows, alpha=scalars.lr * decay) if rows is not None and apart else change
 
 
 def row_shape(table: StochasticRoundingTable) -> Tensor:

@@ -13,7 +13,7 @@ from holdall.common.errors import ConfigError
 from holdall.kernels.row_update import DeviceScalars, UpdateScalars
 from holdall.kernels.side_stream import beside
 from holdall.kernels.stochastic import keys
-from holdall.optim.code_rows import find_code_rows
+from holdall.optim.code_rows import find_code_rows, sum_code_gradients, update_code_rows
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.dense_optimizers import DenseNumbers, StepScalars
 from holdall.optim.row_groups import RowGroup, find_row_groups
@@ -116,7 +116,7 @@ class Optimizers:
         processes have some of the gradients, `squared_norm` computes that of all.
         """
         gradients = [p.grad for p in self._dense.values() if p.grad is not None]
-        gradients += [summed for codes in self._codes if (summed := codes.sum_gradients()).numel()]
+        gradients += sum_code_gradients(self._codes)
         if squared_norm is None and self._scalars is not None and all(rows.fuses for rows in self._rows):
             return self._clip_on_device(max_norm, gradients)
         for rows in self._rows:
@@ -181,8 +181,7 @@ class Optimizers:
         scalars, on_device = self._step_scalars()
         for rows in self._rows:
             rows.update(scalars, on_device)
-        for codes in self._codes:
-            codes.update(scalars)
+        update_code_rows(self._codes, scalars)
         other.join()
         self._scale = None
         self.zero_grad()

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from holdall.tables.code_updates import collect_jointly
 from holdall.tables.codes import CodesTable
 from holdall.tables.dense import DenseTable
 from holdall.tables.hashed import HashedTable
-from holdall.tables.quantized import QuantizedTable
+from holdall.tables.quantized import QuantizedTable, StochasticRoundingTable
 from holdall.tables.rounding import unpack_pairs
 from holdall.tables.shared import SharedTable
 from holdall.tables.table import Table
@@ -65,8 +66,8 @@ def _levels(tables: Sequence[Any]) -> list[list[tuple[int, int]]]:
 
 def _kind(table: Table) -> Hashable:
     """Key of the tables whose rows are made together."""
-    if type(table) is QuantizedTable:
-        return (QuantizedTable, table.method.bits, table.grid.dtype)
+    if isinstance(table, QuantizedTable):
+        return (type(table), table.method.bits, table.grid.dtype)
     if isinstance(table, CodesTable):
         return (CodesTable, id(table.codebook.words), table.method.parts, table.sparse)
     return id(table)
@@ -74,13 +75,16 @@ def _kind(table: Table) -> Hashable:
 
 def _rows_of_kind(lookups: Sequence[Lookup]) -> Tensor:
     first = lookups[0][0]
-    if type(first) is QuantizedTable:
+    if isinstance(first, QuantizedTable):
         codes = torch.cat([table.codes.index_select(0, ids) for table, ids in lookups])
         grid = torch.cat([table.grid.index_select(0, ids) for table, ids in lookups])
         if first.method.bits == 4:
             codes = unpack_pairs(codes, first.dim)
         zero, step = (grid if first.method.scales is None else grid.to(first.row_dtype)).split(1, dim=1)
-        return codes.to(step.dtype).mul_(step).add_(zero)  # `dequantize` in place: large temporaries cost page faults
+        rows = codes.to(step.dtype).mul_(step).add_(zero)  # `dequantize` in place: large temporaries cost page faults
+        if isinstance(first, StochasticRoundingTable) and torch.is_grad_enabled():
+            rows.requires_grad_().register_hook(lambda gradient: collect_jointly(lookups, gradient))
+        return rows
     if isinstance(first, CodesTable):
         codes = torch.cat([table.codes.index_select(0, ids) for table, ids in lookups])
         return first.rows_of_codes(codes)

@@ -16,25 +16,20 @@ from torch import Tensor, nn
 
 from holdall.common.eager import eager, transforms
 from holdall.common.errors import ConfigError
-from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
-from holdall.kernels.stochastic import uniform_noise
+from holdall.kernels.row_gradient import RowGradient, join
+from holdall.tables import code_updates
+from holdall.tables.code_updates import GradientShare
 from holdall.tables.fitting import block_slices, check_shape, relative_error, row_blocks
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.rounding import (
     best_row_grid,
     dequantize,
-    grid_between,
     pack_pairs,
     quantize,
-    round_stochastically,
     row_grid,
     unpack_pairs,
 )
 from holdall.tables.table import Table
-
-HEADROOM = 0.25
-"""Width added to the grid of a row that outgrew it, so that a growing row gets a new grid a few times, not every step:
-each new grid rounds all numbers again, and that noise adds up."""
 
 MAX_PENDING = 10_000
 """Backward passes after which gradients that were not applied are an error rather than a leak."""
@@ -230,7 +225,8 @@ class StochasticRoundingTable(QuantizedTable):
 
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
-        self._pending: list[RowGradient] = []
+        self.pending: list[RowGradient | GradientShare] = []
+        """Gradients of backward passes that were not applied."""
 
     def _rows(self, ids: Tensor) -> Tensor:
         rows = super()._rows(ids)
@@ -246,71 +242,47 @@ class StochasticRoundingTable(QuantizedTable):
             )
 
         rows = rows.detach().requires_grad_()
-        rows.register_hook(lambda gradient: self.collect(ids, gradient))
+        rows.register_hook(lambda gradient: self.collect(RowGradient(ids, gradient)))
         return rows
 
-    def collect(self, ids: Tensor, gradient: Tensor) -> None:
-        """Store the gradient [L, dim] of the rows of `ids` [L] until it is applied."""
-        if len(self._pending) >= MAX_PENDING:
+    def collect(self, gradient: RowGradient | GradientShare) -> None:
+        """Store the gradient of a backward pass until it is applied."""
+        if len(self.pending) >= MAX_PENDING:
             raise ConfigError(
                 f"{MAX_PENDING} backward passes went through a trainable quantized table and none of their "
                 "gradients was applied: call apply_gradients(lr) at every step, or zero_pending()"
             )
-        self._pending.append(RowGradient(ids, gradient))
+        self.pending.append(gradient)
+
+    def own_gradient(self) -> RowGradient:
+        """All gradients that were not applied, at least one, as one."""
+        return join([each.own() if isinstance(each, GradientShare) else each for each in self.pending])
 
     def pending_gradient(self) -> tuple[Tensor, Tensor]:
         """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
-        if not self._pending:
-            return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(
-                0, self.dim, dtype=self.row_dtype
-            )
-        gradient = join(self._pending)
-        return (gradient.ids, gradient.grad) if gradient.is_summed else sum_by_row(gradient)
-
-    def sum_pending(self) -> tuple[Tensor, Tensor]:
-        """`pending_gradient`, kept in the place of its parts: scaled in place, it scales the next update."""
-        summed = self.pending_gradient()
-        self._pending = [RowGradient(*summed, is_summed=True)]
-        return summed
+        for touched in code_updates.sum_pending([self]):
+            return touched.ids, touched.gradients
+        return torch.empty(0, dtype=torch.int64, device=self.device), self.grid.new_empty(
+            0, self.dim, dtype=self.row_dtype
+        )
 
     def zero_pending(self) -> None:
         """Drop the gradients that were not applied."""
-        self._pending.clear()
+        self.pending.clear()
 
     def apply_gradients(self, lr: float) -> None:
-        """One step of SGD on the rows touched since the last one."""
-        self.apply_row_update(lambda ids, gradients: -lr * gradients)
+        """One step of SGD on the rows touched since the last one, rounded by torch's global generator."""
+        self.apply_row_update(lambda _, gradients: -lr * gradients)
 
-    @torch.no_grad()
     def apply_row_update(self, change: Callable[[Tensor, Tensor], Tensor], keys: tuple[int, int] | None = None) -> None:
         """Add `change(ids [U], gradients [U, dim])` [U, dim] to the touched rows, and drop their gradients.
 
-        The hook for an optimizer with state of its own; ids are distinct and ascending. Rounding draws from torch's
-        global generator, or, with `keys` (`kernels.stochastic.keys` of a step), by the position of each number in the
-        table: then a step gives the same bits whatever was drawn before.
+        The hook for an optimizer with state of its own; ids are distinct and ascending. `keys` are those of
+        `code_updates.apply_row_updates`.
         """
-        ids, gradients = self.pending_gradient()
-        self.zero_pending()
-        if ids.numel() == 0:
-            return
-        dtype = torch.promote_types(self.row_dtype, torch.float32)  # bfloat16 rows would lose small changes
-        old = self.grid.index_select(0, ids).to(dtype)
-        (zero, step), codes = old.split(1, dim=1), self._codes(ids).to(dtype)
-        delta = change(ids, gradients.to(dtype))
-        moved = zero + codes * step + delta
-        low, high = torch.aminmax(moved, dim=1, keepdim=True)
-        outgrown = (low < zero) | (high > zero + self.method.levels * step)
-        margin = (high - low) * (HEADROOM / 2)
-        wider = grid_between((low - margin)[:, 0], (high + margin)[:, 0], self.method.levels, self.grid.dtype)
-        grid = torch.where(outgrown, wider.to(dtype), old)
-        zero, step = grid.split(1, dim=1)
-        steps = torch.where(outgrown, moved - zero, delta) / step
-        steps = torch.where(step > 0, steps, 0)
-        draws = None if keys is None else uniform_noise(ids, self.dim, keys).to(dtype)
-        codes = torch.where(outgrown, 0, codes) + round_stochastically(steps, draws=draws)
-        codes = codes.clamp_(0, self.method.levels).to(torch.uint8)
-        self.codes.index_copy_(0, ids, codes if self.method.bits == 8 else pack_pairs(codes))
-        self.grid.index_copy_(0, ids, grid.to(self.grid.dtype))
+        code_updates.apply_row_updates(
+            [self], lambda touched, gradients: change(touched[0].ids, gradients), None if keys is None else [keys]
+        )
 
 
 class LearnedRoundingTable(Table):

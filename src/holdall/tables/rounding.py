@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+HEADROOM = 0.25
+"""Width added to the grid of a row that outgrew it, so that a growing row gets a new grid a few times, not every step:
+each new grid rounds all numbers again, and that noise adds up."""
+
 
 def grid_between(low: Tensor, high: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
     """Grids [U, 2] in `dtype` from `low` [U] to `high` [U].
@@ -111,6 +115,29 @@ def round_stochastically(x: Tensor, generator: torch.Generator | None = None, *,
     whole = x.floor()
     draws = torch.empty_like(x).uniform_(generator=generator) if draws is None else draws
     return whole + (draws < x - whole)
+
+
+def move_codes(
+    codes: Tensor, grid: Tensor, delta: Tensor, levels: int, draws: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes [U, dim] and grids [U, 2] of rows after `delta` [U, dim] was added to them, rounded stochastically.
+
+    A row keeps its grid while it fits, so that numbers that do not change do not move at all. Arithmetic is in the
+    type of `delta`; `draws` are as for `round_stochastically`.
+    """
+    old, codes = grid.to(delta.dtype), codes.to(delta.dtype)
+    zero, step = old.split(1, dim=1)
+    moved = zero + codes * step + delta
+    low, high = torch.aminmax(moved, dim=1, keepdim=True)
+    outgrown = (low < zero) | (high > zero + levels * step)
+    margin = (high - low) * (HEADROOM / 2)
+    wider = grid_between((low - margin)[:, 0], (high + margin)[:, 0], levels, grid.dtype)
+    new = torch.where(outgrown, wider.to(delta.dtype), old)
+    zero, step = new.split(1, dim=1)
+    steps = torch.where(outgrown, moved - zero, delta) / step
+    steps = torch.where(step > 0, steps, 0)
+    codes = torch.where(outgrown, 0, codes) + round_stochastically(steps, draws=draws)
+    return codes.clamp_(0, levels).to(torch.uint8), new.to(grid.dtype)
 
 
 def pack_pairs(codes: Tensor) -> Tensor:

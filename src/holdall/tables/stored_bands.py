@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdall.kernels.bands import FLOATS, StoredBand
+from holdall.kernels.row_gradient import RowGradient
 from holdall.tables.bands import BandsTable
 from holdall.tables.codes import CodesTable
 from holdall.tables.dense import DenseTable
@@ -82,7 +83,7 @@ class BandParameters:
             for part, inside, local in self._learning_parts(table, ids):
                 rows = grad if inside is None else torch.where(inside[:, None], grad, 0)
                 if isinstance(part, StochasticRoundingTable):
-                    part.collect(local, rows)
+                    part.collect(RowGradient(local, rows))
                 for name in part.row_parameters():
                     position = self._positions[part, name]
                     if position not in found:
