@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdall.common.errors import DataError
+from holdall.data import id_index
 from holdall.data import id_map as module
+from holdall.data.id_index import hash_one, hash_strings, mixed
 from holdall.data.id_map import IdMap, id_dtype
 
 
@@ -44,11 +46,23 @@ def test_values_whose_hashes_collide_are_told_apart(monkeypatch: pytest.MonkeyPa
     def one_of_three(strings: pa.LargeStringArray) -> np.ndarray:
         return np.array([len(text or "") % 3 for text in strings.to_pylist()], dtype=np.uint64)
 
-    monkeypatch.setattr(module, "hash_strings", one_of_three)
+    monkeypatch.setattr(id_index, "hash_strings", one_of_three)
     values: list[str | None] = [f"value {number}" for number in range(200)]
     values[77] = None
     ids = make(values).apply([f"value {number}" for number in range(210)])
     assert ids.tolist() == [*range(200), *[77] * 10]
+
+
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(st.lists(st.text(max_size=300)))
+def test_one_text_has_the_hash_of_many(texts: list[str]) -> None:
+    hashes = mixed(hash_strings(pa.array(texts, pa.large_string())))
+    assert [hash_one(text) for text in texts] == hashes.tolist()
+
+
+def test_only_distinct_values_of_many_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_index, "DISTINCT_FROM", 4)
+    assert make(["b", None, "a"]).apply(["a", "b", "a", "c", "a", "b"]).tolist() == [2, 0, 2, 1, 2, 0]
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -58,9 +72,10 @@ def test_apply_is_a_dictionary(known: list[str], queries: list[str], data: st.Da
     values: list[str | None] = [*known[:unseen], None, *known[unseen:]]
     wanted = {value: id for id, value in enumerate(values) if value is not None}
     queries += known
-    assert make(values).apply(pa.array(queries, pa.string())).tolist() == [
-        wanted.get(query, unseen) for query in queries
-    ]
+    found = make(values)
+    for query in queries:
+        assert found.index.find_one(query, lambda id: found.values[id].as_py()) == wanted.get(query)
+    assert found.apply(pa.array(queries, pa.string())).tolist() == [wanted.get(query, unseen) for query in queries]
 
 
 def test_a_map_survives_the_disk_in_several_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from holdall.data.encode import Encoder, encode_rows
 from holdall.data.formats.avazu import CATEGORICAL as AVAZU_COLUMNS
 from holdall.data.formats.criteo import CRITEO
 from holdall.data.formats.id_files import text_lines
-from holdall.data.id_map import LONG_BYTES, hash_strings
+from holdall.data.id_index import LONG_BYTES, hash_strings
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.read_text import read_text
 from tests.data.raw_files import criteo_line, read_map, write_lines

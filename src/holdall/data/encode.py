@@ -6,9 +6,9 @@ not use it: `data.passes` encodes the rows of a data set.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
-from holdall.data.id_map import as_text, is_nameable, load_id_maps
+from holdall.data.id_map import as_text, id_dtype, is_nameable, load_id_maps
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import is_number, is_utf8
 from holdall.data.rows import FLOAT32_MAX, shown
@@ -30,6 +30,17 @@ Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 """Columns by name: numbers for dense columns, text for features, lists of text for bags and sequences."""
 
 
+class Ids(Protocol):
+    """Id map as an encoder needs it: an `IdMap`, or one whose values stay on disk."""
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest value."""
+
+    def apply(self, values: pa.Array) -> Array:
+        """[R] ids of R texts."""
+
+
 class Encoder:
     """Id maps and transforms of one prepared data set, loaded once.
 
@@ -37,15 +48,23 @@ class Encoder:
     """
 
     def __init__(
-        self, folder: str | Path, *, max_value_bytes: int = MAX_VALUE_BYTES, features: Collection[str] | None = None
+        self,
+        folder: str | Path | Schema,
+        *,
+        max_value_bytes: int = MAX_VALUE_BYTES,
+        maps: Mapping[str, Ids] | None = None,
     ):
         """Rows with a value of more than `max_value_bytes`, and longer than all values of its map, are refused.
 
-        With `features` the other ones are not read: rows need not have them, and in a batch they are id 0, or empty.
+        Features that are not in `maps` are not read: rows need not have them, and in a batch they are id 0, or empty.
+        Without `maps` those of the folder are loaded; with them its schema is enough.
         """
         self.max_value_bytes = max_value_bytes
-        self.schema = Schema.load(Path(folder))
-        self.maps = load_id_maps(folder, features)
+        self.schema = folder if isinstance(folder, Schema) else Schema.load(Path(folder))
+        if maps is None:
+            assert not isinstance(folder, Schema)
+            maps = load_id_maps(folder)
+        self.maps = maps
         self.num_unseen = dict.fromkeys(self.maps, 0)
         """Lookups so far that became a feature's unseen row."""
 
@@ -101,7 +120,7 @@ class Encoder:
         row_of[codes[::-1]] = rows[::-1]
         used = np.flatnonzero(row_of >= 0)
         distinct = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)]).take(pa.array(used))
-        ids = np.zeros(len(row_of), dtype=self.maps[feature.name].dtype)
+        ids = np.zeros(len(row_of), dtype=id_dtype(feature.num_rows))
         ids[used] = self._text_ids(feature, distinct, row_of[used])
         return ids[codes]
 

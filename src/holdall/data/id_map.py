@@ -9,7 +9,7 @@ folder that `holdall order` made, the ids from `ordered_from` on are in another 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.folder_files import check_other_file
+from holdall.data.id_index import IdIndex
 from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
 FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
-LONG_BYTES = 256  # values hashed one by one, in a microsecond or two each
 ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` from overflowing
 
 Array = npt.NDArray[Any]
@@ -35,8 +35,8 @@ Array = npt.NDArray[Any]
 class IdMap:
     """Values and counts by id, and the lookup of the id of a value.
 
-    The first `apply` builds an index of 12 to 16 bytes per row (sorted hashes and ids); a lookup then takes two binary
-    searches and one comparison of strings, so it is exact.
+    The first `apply` builds an index of 16 to 24 bytes per row; a lookup then takes a microsecond or less, and compares
+    the strings, so it is exact.
     """
 
     def __init__(self, values: pa.Array, counts: Array, unseen: int):
@@ -67,7 +67,7 @@ class IdMap:
 
     @classmethod
     def load(cls, path: str | Path) -> IdMap:
-        table = _read_file(path)
+        table = read_file(path)
         values = table["value"].cast(pa.large_string()).combine_chunks()
         if values.null_count != 1:
             raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
@@ -86,23 +86,7 @@ class IdMap:
 
     def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> Array:
         """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
-        queries = as_text(values)
-        hashes = hash_strings(queries)
-        sorted_hashes, ids = self._index
-        found = np.full(len(queries), self.unseen, dtype=self.dtype)
-        where = np.searchsorted(sorted_hashes, hashes)
-        left = np.arange(len(queries))  # queries still to be answered; `where` is their place in the index
-        while True:  # once, and again only for queries whose hash belongs to another value too
-            possible = where < len(sorted_hashes)
-            possible[possible] = sorted_hashes[where[possible]] == hashes[left[possible]]
-            where, left = where[possible], left[possible]
-            if not len(left):
-                return found
-            candidates = ids[where]
-            equal = pc.equal(self.values.take(pa.array(candidates)), queries.take(pa.array(left)))
-            equal = equal.to_numpy(zero_copy_only=False)
-            found[left[equal]] = candidates[equal]
-            where, left = where[~equal] + 1, left[~equal]
+        return self.index.find(as_text(values), lambda ids: self.values.take(pa.array(ids)), self.unseen)
 
     @cached_property
     def longest(self) -> int:
@@ -110,15 +94,12 @@ class IdMap:
         return int(pc.max(pc.binary_length(self.values)).as_py() or 0)
 
     @cached_property
-    def _index(self) -> tuple[Array, Array]:
-        """Hashes of all values in ascending order, and the id of each; without the unseen row."""
-        hashes = hash_strings(self.values)
-        order = np.argsort(hashes, kind="stable")
-        order = order[order != self.unseen]
-        return hashes[order], order.astype(self.dtype)
+    def index(self) -> IdIndex:
+        """Index of the values, without the unseen row."""
+        return IdIndex.build(self.values, self.unseen, self.dtype)
 
 
-def _read_file(path: str | Path) -> pa.Table:
+def read_file(path: str | Path) -> pa.Table:
     """The columns `value` and `count` of an id map, mapped into memory."""
     try:
         with pa.memory_map(str(path)) as file:
@@ -172,24 +153,6 @@ def is_nameable(kind: pa.DataType) -> bool:
     )
 
 
-def hash_strings(strings: pa.LargeStringArray) -> Array:
-    """[R] 64-bit hashes of the strings' bytes: FNV-1a, a byte of all strings at a time, and BLAKE2b for long strings,
-    so that the time is linear in the bytes."""
-    _, offset_buffer, data_buffer = strings.buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int64)[strings.offset : strings.offset + len(strings) + 1]
-    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)
-    lengths = np.diff(offsets)
-    hashes = np.full(len(strings), 0xCBF29CE484222325, dtype=np.uint64)
-    longer = np.flatnonzero(lengths <= LONG_BYTES)
-    for index in range(int(lengths[longer].max(initial=0))):
-        longer = longer[lengths[longer] > index]
-        hashes[longer] = (hashes[longer] ^ data[offsets[longer] + index]) * np.uint64(0x100000001B3)
-    for row in np.flatnonzero(lengths > LONG_BYTES).tolist():
-        digest = hashlib.blake2b(data[offsets[row] : offsets[row + 1]].tobytes(), digest_size=8).digest()
-        hashes[row] = int.from_bytes(digest, "little")
-    return hashes
-
-
 def id_map_path(folder: str | Path, feature: str) -> Path:
     """Path of a feature's map; characters that file names cannot have are percent-encoded."""
     return Path(folder) / IDS_FOLDER / f"{quote(feature, safe='')}.arrow"
@@ -209,7 +172,7 @@ def load_counts(folder: str | Path, feature: str, schema: Schema) -> npt.NDArray
     """
     path, num_rows = id_map_path(folder, feature), schema.feature(feature).num_rows
     check_other_file(Path(folder), path, schema)
-    counts = _read_file(path)["count"].to_numpy().copy()
+    counts = read_file(path)["count"].to_numpy().copy()
     if len(counts) != num_rows or (counts < 0).any():
         raise DataError(f"the id map {path} does not fit schema.json: prepare the data set again")
     return counts
@@ -240,23 +203,15 @@ def reserve_id_maps(folder: Path, features: Sequence[str], tables: Sequence[str]
             ) from None
 
 
-def load_id_maps(folder: str | Path, features: Collection[str] | None = None) -> dict[str, IdMap]:
-    """The maps of a prepared data set, by feature; features that share a table share the object.
-
-    With `features`, the maps of those alone. The map of a table is that of its first feature, whether it is one of them
-    or not.
-    """
+def load_id_maps(folder: str | Path) -> dict[str, IdMap]:
+    """The maps of a prepared data set, by feature; features that share a table share the object."""
     schema = Schema.load(Path(folder))
-    first: dict[str, str] = {}
     by_table: dict[str, IdMap] = {}
     maps = {}
     for feature in schema.features:
         table = feature.table or feature.name
-        first.setdefault(table, feature.name)
-        if features is not None and feature.name not in features:
-            continue
         if table not in by_table:
-            by_table[table] = load_id_map(folder, first[table], schema)
+            by_table[table] = load_id_map(folder, feature.name, schema)
         maps[feature.name] = by_table[table]
         if maps[feature.name].num_rows != feature.num_rows or maps[feature.name].unseen != feature.unseen:
             raise DataError(f"the id map of '{feature.name}' in {folder} does not fit schema.json: prepare it again")

@@ -5,6 +5,7 @@
     model.safetensors    dense weights
     tables.safetensors   tables, memory-mapped when they are read
     ids/*.arrow          raw value behind every id
+    ids/*.index          id of every raw value, by its hash
     items.arrow          attributes of items, where the data set has them
 
 Nothing in it can execute code. The format is in docs/formats.md.
@@ -29,7 +30,7 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind, output_folder
 from holdall.data.folder_files import check_other_file, has_other_file
-from holdall.data.id_map import id_map_path
+from holdall.data.id_map import IDS_FOLDER, IdMap, id_map_path
 from holdall.data.identity import data_fingerprint, ids_fingerprint, json_digest
 from holdall.data.items import ITEMS_FILE
 from holdall.data.schema import SCHEMA_FILE, Schema
@@ -42,6 +43,7 @@ from holdall.serving.bundle_model import (
     stored_tensors,
     table_names,
 )
+from holdall.serving.id_lookup import IdLookup, index_path, open_lookups, write_index
 from holdall.serving.mapped_tensors import CURE, MappedTensors, write_tensors
 from holdall.tables import Method, method_from_json
 
@@ -141,6 +143,11 @@ class Bundle:
         """Settings of the model."""
         return model_from_json(self.record.model, str(self.path / BUNDLE_FILE))
 
+    def id_lookups(self) -> dict[str, IdLookup]:
+        """Id maps of the features that the model reads, by feature; nothing is read of them yet."""
+        reads = [feature.name for feature in self.model_config.reads(self.schema).features]
+        return open_lookups(self.path, self.schema, reads, listed=self.record.files)
+
     @property
     def methods(self) -> dict[str, Method]:
         """Storage method of every table."""
@@ -190,10 +197,13 @@ def write_bundle(
             target = folder / path.relative_to(data)
             target.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, target)
+        names = [SCHEMA_FILE, MODEL_FILE, TABLES_FILE, *(path.relative_to(data).as_posix() for path in others)]
+        for path in sorted((folder / IDS_FOLDER).iterdir()):
+            write_index(index_path(path), IdMap.load(path))
+            names.append(index_path(path).relative_to(folder).as_posix())
         dense, tables = stored_tensors(model)
         write_tensors(folder / MODEL_FILE, dense)
         write_tensors(folder / TABLES_FILE, tables, packed_tensors(model))
-        names = [SCHEMA_FILE, MODEL_FILE, TABLES_FILE, *(path.relative_to(data).as_posix() for path in others)]
         dtype = model.bags.vector_dtype
         record = Record(
             kind="bundle",

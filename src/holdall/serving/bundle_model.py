@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.decode import decode
@@ -109,9 +110,19 @@ def _without_values(config: ModelConfig, schema: Schema, methods: Mapping[str, M
         raise DataError("its tables are not those of its schema")
     features = {feature.name: feature.table or feature.name for feature in config.reads(schema).features}
     names = dict.fromkeys(features.values())
-    built = {name: methods[name].build(rows[name], config.dim, device="meta") for name in names}
-    tie_codebooks(built.values())
-    return config.with_tables(EmbeddingBags(built, features, device="meta"), schema, None, "meta")
+    with _NoInitialValues():
+        built = {name: methods[name].build(rows[name], config.dim, device="meta") for name in names}
+        tie_codebooks(built.values())
+        return config.with_tables(EmbeddingBags(built, features, device="meta"), schema, None, "meta")
+
+
+class _NoInitialValues(TorchFunctionMode):
+    """Context in which nothing is drawn: on meta torch imports its compiler to do so, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[list[str], Tensor]]:

@@ -11,6 +11,7 @@ from rich.console import Console
 from holdall.common.console import table
 from holdall.data.encode import Encoder
 from holdall.models import Model
+from holdall.serving.id_lookup import IdLookup
 from holdall.serving.raw_rows import RowFormat
 from holdall.tables import Table
 from holdall.tables.bands import BandsTable
@@ -66,7 +67,9 @@ class ExplainedRow:
         return capture.get().rstrip("\n")
 
 
-def explain_row(row: Mapping[str, Any], form: RowFormat, encoder: Encoder, model: Model) -> ExplainedRow:
+def explain_row(
+    row: Mapping[str, Any], form: RowFormat, encoder: Encoder, lookups: Mapping[str, IdLookup], model: Model
+) -> ExplainedRow:
     """The account of a row; the encoder's counts of unseen values stay as they are."""
     columns = form.table([row])
     unseen = dict(encoder.num_unseen)
@@ -86,13 +89,13 @@ def explain_row(row: Mapping[str, Any], form: RowFormat, encoder: Encoder, model
         raw = columns[feature.name][0].as_py()
         texts = [raw] if feature.one_hot else raw
         texts = texts[len(texts) - len(ids) :] if feature.kind == "sequence" else texts[: len(ids)]
-        id_map = encoder.maps[feature.name]
+        lookup = lookups[feature.name]
         stored_in = model.bags.table(feature.table or feature.name)
         for text, number in zip(texts, ids, strict=True):
-            is_unseen = number == id_map.unseen
+            is_unseen = number == lookup.unseen
             found.append(
                 ExplainedValue(
-                    feature.name, text, number, int(id_map.counts[number]), is_unseen, stored_as(stored_in, number)
+                    feature.name, text, number, lookup.count(number), is_unseen, stored_as(stored_in, number)
                 )
             )
     return ExplainedRow(dense, tuple(found))

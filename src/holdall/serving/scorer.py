@@ -23,10 +23,11 @@ from holdall.data.batch import Batch
 from holdall.data.encode import Encoder
 from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
-from holdall.models import Model, ModelConfig
+from holdall.models import Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle, open_bundle
 from holdall.serving.explain_row import ExplainedRow, explain_row
+from holdall.serving.id_lookup import IdLookup, open_lookups
 from holdall.serving.raw_rows import RowFormat
 from holdall.serving.release import TrainedRun
 from holdall.serving.vectors import feature_rows, write_vectors
@@ -49,22 +50,18 @@ def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
     if not (path / RUN_FILE).exists():
         raise DataError(f"{path} is neither a bundle nor a run: name a folder of `holdall release` or `holdall train`")
     run = TrainedRun.load(path, device=str(pick_device(device)))
-    made_of = {"run": run.origin.run, "checkpoint": run.origin.checkpoint}
-    return Scorer(
-        path,
-        run.model.requires_grad_(False).eval(),
-        run.config.model.model_config(),
-        run.data,
-        step=run.origin.step,
-        fingerprint=json_digest(made_of),
-    )
+    model = run.model.requires_grad_(False).eval()
+    reads = [feature.name for feature in run.config.model.model_config().reads(run.schema).features]
+    lookups = open_lookups(run.data, run.schema, reads)
+    fingerprint = json_digest({"run": run.origin.run, "checkpoint": run.origin.checkpoint})
+    return Scorer(path, model, run.schema, lookups, step=run.origin.step, fingerprint=fingerprint)
 
 
 def load_bundle(bundle: Bundle, *, device: str = "cpu", mmap: bool = True) -> Scorer:
     """The scorer of a bundle that was opened; see `load`."""
     model = bundle.model(pick_device(device), mmap=mmap)
     step, fingerprint = bundle.record.origin.step, bundle.fingerprint
-    return Scorer(bundle.path, model, bundle.model_config, bundle.path, step=step, fingerprint=fingerprint)
+    return Scorer(bundle.path, model, bundle.schema, bundle.id_lookups(), step=step, fingerprint=fingerprint)
 
 
 class Scorer:
@@ -77,25 +74,25 @@ class Scorer:
         self,
         path: Path,
         model: Model,
-        config: ModelConfig,
-        maps: Path,
+        schema: Schema,
+        lookups: Mapping[str, IdLookup],
         *,
         step: int | None = None,
         fingerprint: str,
     ):
         self.path = path
-        self.maps = maps
-        """Folder with the schema and the id maps."""
         self.model = model
         self.step = step
         """Training step of the model; None where it is not known."""
         self.fingerprint = fingerprint
         """SHA-256 that names the content that was loaded."""
-        self.schema = Schema.load(maps)
-        self.reads = tuple(feature.name for feature in config.reads(self.schema).features)
+        self.schema = schema
+        self.lookups = lookups
+        """Id maps of the features that the model reads, by feature."""
+        self.reads = tuple(lookups)
         """Features that the model reads: those that a row must have, beside all dense columns."""
         self._format = RowFormat.of(self.schema, self.reads)
-        self._encoder = Encoder(maps, max_value_bytes=self._format.max_value_bytes, features=self.reads)
+        self._encoder = Encoder(self.schema, max_value_bytes=self._format.max_value_bytes, maps=lookups)
         self._device = batch_device(model)
 
     @property
@@ -145,7 +142,7 @@ class Scorer:
 
     def explain_row(self, row: Mapping[str, Any]) -> ExplainedRow:
         """What each raw value of a row became; prints as a table. The counts of unseen values do not change."""
-        return explain_row(row, self._format, self._encoder, self.model)
+        return explain_row(row, self._format, self._encoder, self.lookups, self.model)
 
     def vectors(self, feature: str, values: Any) -> Floats:
         """Rows [n, dim] of a feature's table, in float32, of n raw values; unseen ones have the unseen row."""
@@ -158,7 +155,7 @@ class Scorer:
         Columns: `id`, `value` (null for the unseen row), `count`, `vector`. Memory is that of one block of rows.
         """
         self._check_reads(feature)
-        return write_vectors(self.model, feature, self._encoder.maps[feature], Path(path), overwrite=overwrite)
+        return write_vectors(self.model, feature, self.lookups[feature], Path(path), overwrite=overwrite)
 
     def _check_reads(self, feature: str) -> None:
         self.schema.feature(feature)
@@ -170,14 +167,15 @@ class Scorer:
     def warm_up(self) -> None:
         """Score rows of missing values, so that the first real ones find id maps and kernels ready."""
         unseen = dict(self._encoder.num_unseen)
+        for lookup in self.lookups.values():
+            lookup.fill()
         for count in WARM_UP_ROWS:
             self.score([dict.fromkeys(self._format.names)] * count)
         self._encoder.num_unseen.update(unseen)
 
     def close(self) -> None:
         """Let go of the model and of the id maps; the scorer cannot be used afterwards."""
-        self._encoder.maps.clear()
-        del self.model
+        del self.model, self._encoder, self.lookups
 
     def __repr__(self) -> str:
         return f"Scorer({str(self.path)!r}, step={self.step}, features={len(self.reads)})"

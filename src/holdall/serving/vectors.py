@@ -15,8 +15,8 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.common.files import PARTIAL, fsync_file
 from holdall.data.batch import Ids
-from holdall.data.id_map import IdMap
 from holdall.models import Model
+from holdall.serving.id_lookup import IdLookup
 
 Array = npt.NDArray[Any]
 BLOCK_BYTES = 1 << 24
@@ -35,7 +35,7 @@ def feature_rows(model: Model, feature: str, ids: Array) -> npt.NDArray[np.float
     return found
 
 
-def write_vectors(model: Model, feature: str, id_map: IdMap, path: Path, *, overwrite: bool = False) -> int:
+def write_vectors(model: Model, feature: str, lookup: IdLookup, path: Path, *, overwrite: bool = False) -> int:
     """Write every value of a feature with its count and its row, in the order of ids; the number of rows.
 
     The file appears under its name when it is complete.
@@ -49,14 +49,15 @@ def write_vectors(model: Model, feature: str, id_map: IdMap, path: Path, *, over
     partial = path.with_name(path.name + PARTIAL)
     try:
         with pq.ParquetWriter(partial, schema) as writer:
-            for start in range(0, id_map.num_rows, step):
-                stop = min(start + step, id_map.num_rows)
+            for start in range(0, lookup.num_rows, step):
+                stop = min(start + step, lookup.num_rows)
                 ids = np.arange(start, stop)
                 rows = feature_rows(model, feature, ids)
+                texts, counts = lookup.rows(start, stop)
                 columns = [
                     pa.array(ids),
-                    id_map.values[start:stop].cast(pa.string()),
-                    pa.array(id_map.counts[start:stop]),
+                    texts,
+                    pa.array(counts),
                     pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim),
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
@@ -64,4 +65,4 @@ def write_vectors(model: Model, feature: str, id_map: IdMap, path: Path, *, over
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-    return id_map.num_rows
+    return lookup.num_rows
