@@ -154,7 +154,9 @@ def test_a_smaller_form_takes_its_budget(settings: dict[str, Any], data: Path, t
 
 def test_the_bundle_has_the_form_that_was_proved(run: Path, data: Path, tmp_path: Path) -> None:
     seen: list[FrontRow] = []
-    report = release(run, tmp_path / "bundle", max_auc_loss=0.2, device="cpu", note=seen.append)
+    report = release(
+        run, tmp_path / "bundle", max_auc_loss=0.2, max_logloss_increase=0.1, device="cpu", note=seen.append
+    )
     assert report.quality.front == [row.to_json() for row in seen]
     proof = report.quality.proof
     assert proof is not None
@@ -163,7 +165,8 @@ def test_the_bundle_has_the_form_that_was_proved(run: Path, data: Path, tmp_path
     loaded = open_bundle(tmp_path / "bundle")
     assert loaded.record.quality == report.quality
     again = compare(score_split(reference, rows), score_split(loaded.model(), rows))
-    assert again.to_json() == {name: proof[name] for name in ("auc", "logloss")}
+    assert proof["logloss"]["loss_bound"] <= proof["max_logloss_increase"] == 0.1
+    assert again.to_json() == {name: proof[name] for name in ("auc", "logloss", "calibration")}
     assert proof["auc"]["rows"] == len(rows)
 
 
@@ -183,7 +186,7 @@ def test_a_refused_release_writes_nothing(run: Path, tmp_path: Path, capsys: pyt
     assert stop.value.code == 2
     said = capsys.readouterr()
     assert "fails" in said.out
-    assert "no form is proved to lose at most 1e-09 AUC" in said.err
+    assert "above --max-auc-loss 1e-09" in said.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,7 +194,7 @@ def test_the_command_shows_the_proof(run: Path, tmp_path: Path, capsys: pytest.C
     main(["release", str(run), "--out", str(tmp_path / "bundle"), "--budget", "1/10"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "with 95% confidence it loses at most" in shown
-    assert "budget table bytes AUC loss bound logloss verdict" in shown
+    assert "budget bytes AUC loss bound logloss bound calibration verdict" in shown
 
 
 def test_what_cannot_be_released_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
@@ -199,6 +202,8 @@ def test_what_cannot_be_released_is_refused(run: Path, data: Path, tmp_path: Pat
         release(run, tmp_path / "bundle", budget=10)
     with pytest.raises(ConfigError, match="leave --budget out"):
         release(run, tmp_path / "bundle", budget="1/10", as_trained=True)
+    with pytest.raises(ConfigError, match="leave --max-logloss-increase out"):
+        release(run, tmp_path / "bundle", max_logloss_increase=0.1, as_trained=True)
     write_prepared(SyntheticConfig(rows=400, cardinalities=(50, 7), num_dense=3), tmp_path / "data", valid=0.0)
     other = trained(tmp_path / "data", tmp_path / "run")
     with pytest.raises(ConfigError, match="is proved on the validation split"):

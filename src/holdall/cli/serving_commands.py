@@ -14,6 +14,7 @@ def release(
     out: Path,
     budget: str | None = None,
     max_auc_loss: float | None = None,
+    max_logloss_increase: float | None = None,
     polish: int = 0,
     as_trained: bool = False,
     data: Path | None = None,
@@ -27,9 +28,11 @@ def release(
         run: Run folder.
         out: Folder to write.
         budget: Size of all tables, such as 16MB, or a share of their bytes as float32 rows, such as 1/100. When absent,
-            the smallest form within --max-auc-loss.
+            the smallest form within --max-auc-loss and --max-logloss-increase.
         max_auc_loss: Largest loss of AUC on the validation split, with 95% confidence: 0.0005 when absent, and no limit
             with --budget.
+        max_logloss_increase: Largest increase of logloss on the validation split, with 95% confidence: a thousandth of
+            the trained model's logloss when absent, and no limit with --budget.
         polish: Epochs, at most, that forms are trained on at each of a few rates; kept where validation says so.
         as_trained: Keep the tables as they were trained.
         data: Data set folder with the same ids; the one trained on when absent.
@@ -49,6 +52,7 @@ def release(
             out,
             budget=budget,
             max_auc_loss=max_auc_loss,
+            max_logloss_increase=max_logloss_increase,
             polish=polish,
             as_trained=as_trained,
             data=data,

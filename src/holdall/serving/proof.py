@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,26 +23,61 @@ class Comparison:
 
     auc: PairedDifference
     logloss: PairedDifference
-
-    @property
-    def loss_bound(self) -> float:
-        """95% bound of the loss of AUC."""
-        return self.auc.loss_bound
+    calibration: Calibration
 
     @property
     def bound_text(self) -> str:
-        """The bound in words."""
-        return f"{'gains at least' if self.loss_bound < 0 else 'loses at most'} {abs(self.loss_bound):.5f}"
+        """Both bounds in words."""
+        auc, logloss = self.auc.loss_bound, self.logloss.loss_bound
+        return (
+            f"{'gains at least' if auc < 0 else 'loses at most'} {abs(auc):.5f} AUC and its logloss "
+            f"{'falls by at least' if logloss < 0 else 'rises by at most'} {abs(logloss):.5f}"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {"auc": self.auc.to_json(), "logloss": self.logloss.to_json()}
+        return {
+            "auc": self.auc.to_json(),
+            "logloss": self.logloss.to_json(),
+            "calibration": asdict(self.calibration),
+        }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Mean prediction over mean label of two models on the same rows: 1 is right, above 1 predicts too many clicks."""
+
+    reference: float
+    candidate: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest loss of AUC and largest increase of logloss that a form may have; None where there is no limit."""
+
+    auc: float | None = None
+    logloss: float | None = None
+
+    @property
+    def any(self) -> bool:
+        return self.auc is not None or self.logloss is not None
+
+    def exceeded(self, comparison: Comparison) -> tuple[tuple[float, PairedDifference], ...]:
+        """Limits that a form is not proved to keep, with the difference that has the larger bound."""
+        pairs = ((self.auc, comparison.auc), (self.logloss, comparison.logloss))
+        return tuple((limit, one) for limit, one in pairs if limit is not None and not one.loss_bound <= limit)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"max_auc_loss": self.auc, "max_logloss_increase": self.logloss}
 
 
 def compare(reference: SplitScores, candidate: SplitScores, rows: Tensor | None = None) -> Comparison:
     """Comparison of two models scored on the same split, on all of its rows or on some [n] bool."""
     chosen = slice(None) if rows is None else rows
     first, second, labels = reference.logits[chosen], candidate.logits[chosen], reference.labels[chosen]
-    return Comparison(paired_auc(first, second, labels), paired_logloss(first, second, labels))
+    auc, logloss = paired_auc(first, second, labels), paired_logloss(first, second, labels)
+    clicks = float(labels.double().sum())
+    predicted = [float(torch.sigmoid(logits.double()).sum()) for logits in (first, second)]
+    return Comparison(auc, logloss, Calibration(predicted[0] / clicks, predicted[1] / clicks))
 
 
 def halves(num_rows: int) -> tuple[Tensor, Tensor]:

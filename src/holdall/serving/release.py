@@ -68,6 +68,7 @@ def release(
     *,
     budget: str | int | float | None = None,
     max_auc_loss: float | None = None,
+    max_logloss_increase: float | None = None,
     polish: int = 0,
     as_trained: bool = False,
     data: str | Path | None = None,
@@ -78,16 +79,22 @@ def release(
     """Write the model of a run as a bundle, in a smaller form that is proved on the validation split.
 
     With `budget` (`1/100` of the bytes of its tables, `16MB`) the tables take at most that. Without, the form is the
-    smallest whose AUC is at most `max_auc_loss` (0.0005 if None) below that of the trained model, with 95% confidence;
-    if there is none, a `GateError` says so and nothing is written. With both, the form of the budget must stay within
-    the limit. `polish` trains forms on for at most so many epochs, where that is better. `as_trained` keeps the tables
+    smallest whose AUC is at most `max_auc_loss` (0.0005 if None) below that of the trained model, and whose logloss is
+    at most `max_logloss_increase` (a thousandth of the trained model's if None) above, with 95% confidence; if there is
+    none, a `GateError` says so and nothing is written. With a budget and limits, its form must stay within these.
+    `polish` trains forms on for at most so many epochs, where that is better. `as_trained` keeps the tables
     as they are. `note` is called with every form that is looked at.
 
     The run's best checkpoint is read. `data` is its data set folder, or another one with the same ids, for id maps,
     training and validation rows.
     """
     out = Path(out)
-    given = {"--budget": budget, "--max-auc-loss": max_auc_loss, "--polish": polish or None}
+    given = {
+        "--budget": budget,
+        "--max-auc-loss": max_auc_loss,
+        "--max-logloss-increase": max_logloss_increase,
+        "--polish": polish or None,
+    }
     if as_trained and any(value is not None for value in given.values()):
         named = next(name for name, value in given.items() if value is not None)
         raise ConfigError(f"--as-trained keeps the tables as they are: leave {named} out")
@@ -97,7 +104,14 @@ def release(
         model, quality = trained.model, quality_as_trained(trained.model, trained.data)
     else:
         forms = Forms(trained.model, trained.config, trained.data)
-        released = release_model(forms, budget=budget, max_auc_loss=max_auc_loss, polish_epochs=polish, note=note)
+        released = release_model(
+            forms,
+            budget=budget,
+            max_auc_loss=max_auc_loss,
+            max_logloss_increase=max_logloss_increase,
+            polish_epochs=polish,
+            note=note,
+        )
         model, quality = released.form.model, quality_released(released)
     record = write_bundle(
         out,
@@ -120,7 +134,7 @@ def quality_released(released: Released) -> Quality:
         table_bytes=released.form.num_bytes,
         dense_bytes=released.dense_bytes,
         metrics=tuple(Metric(name=one.metric, split="valid", value=one.candidate) for one in (auc, logloss)),
-        proof={"max_auc_loss": released.limit, "sentence": released.sentence, **released.proof.to_json()},
+        proof={**released.limits.to_json(), "sentence": released.sentence, **released.proof.to_json()},
         front=[row.to_json() for row in released.front],
     )
 

@@ -71,12 +71,16 @@ def show_bundle(found: dict[str, Any], console: Console) -> None:
 
 def show_front(front: list[dict[str, Any]], console: Console) -> None:
     """Print the forms that a release looked at."""
-    rows = table("budget", "table bytes", "AUC", "loss", "bound", "logloss", "verdict")
+    rows = table("budget", "bytes", "AUC loss", "bound", "logloss", "bound", "calibration", "verdict")
+    for column in rows.columns[:-1]:
+        column.no_wrap = True
     for row in front:
-        auc = row["auc"]
-        numbers = [f"{auc['candidate']:.5f}", f"{auc['loss']:+.5f}", f"{auc['loss_bound']:+.5f}"]
-        numbers.append(f"{row['logloss']['difference']:+.5f}")
+        auc, logloss = row["auc"], row["logloss"]
+        numbers = [f"{one[name]:+.5f}" for one in (auc, logloss) for name in ("loss", "loss_bound")]
+        numbers.append(f"{row['calibration']['candidate']:.4f}" if "calibration" in row else "-")
         verdict = {True: "passes", False: "fails", None: "-"}[row["passes"]]
+        if failed := row.get("failed"):
+            verdict += f": {', '.join(failed)}"
         rows.add_row(row["budget"], readable_bytes(row["table_bytes"]), *numbers, verdict)
     console.print(rows)
 
