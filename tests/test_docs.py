@@ -147,6 +147,7 @@ OTHER_FLAGS = {
     "rdzv-backend rdzv-endpoint rdzv-id rdzv-conf",
     "sbatch": "nodes gpus-per-node",
     "pip": "no-deps",
+    "tritonserver": "model-repository",
     "benchmarks": "list data source criteo avazu help",
     "mkdocs": "strict",
     "tests.attacks": "only",

@@ -46,6 +46,8 @@ from holdall.serving.bundle import Bundle as Bundle
 from holdall.serving.bundle import open_bundle as open_bundle
 from holdall.serving.evaluate import evaluate as evaluate
 from holdall.serving.explain_row import ExplainedRow as ExplainedRow
+from holdall.serving.export.export import export as export
+from holdall.serving.export.export import open_export as open_export
 from holdall.serving.publish import Published as Published
 from holdall.serving.publish import publish as publish
 from holdall.serving.release import release as release

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile
+from holdall.cli.export_command import export
 from holdall.cli.options import tyro
 from holdall.cli.serve_command import serve
 from holdall.cli.serving_commands import publish, release, score
@@ -41,6 +42,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "score": score,
     "publish": publish,
     "serve": serve,
+    "export": export,
     "inspect": inspect,
     "doctor": doctor,
     "demo": demo,

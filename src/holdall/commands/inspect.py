@@ -1,5 +1,5 @@
-"""The command `holdall inspect`: description of a data folder, run folder, bundle, published folder or checkpoint, as
-data or on the console."""
+"""The command `holdall inspect`: description of a data folder, run folder, bundle, export, published folder or
+checkpoint, as data or on the console."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models.model import table_rows
 from holdall.serving.bundle import is_bundle, open_bundle
+from holdall.serving.export.export_folder import is_export
+from holdall.serving.export.render import describe_export, show_export
 from holdall.serving.publish import describe_published, is_published
 from holdall.serving.render import describe, show_bundle, show_published
 from holdall.tables.describe import describe_method
@@ -34,6 +36,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         return describe(open_bundle(path))
     if is_published(path):
         return describe_published(path)
+    if is_export(path):
+        return describe_export(path)
     if (path / RUN_FILE).exists():
         return _run(path)
     if (path / CHECKPOINTS).exists():
@@ -121,6 +125,7 @@ def show(description: dict[str, Any], console: Console | None = None) -> None:
         "run": _show_run,
         "bundle": show_bundle,
         "published": show_published,
+        "export": show_export,
         "checkpoint": _show_checkpoint,
     }
     shows[description["kind"]](description, console)

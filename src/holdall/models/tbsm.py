@@ -124,6 +124,8 @@ class TBSM(Model):
         self.config = config
         self.bags = bags
         self.roles = roles
+        self.checks_lengths = True
+        """Whether a lookup checks that the sequences of a sample are equally long; an export has a check of its own."""
         self.bottom = None
         if num_dense:
             sizes = (num_dense, *config.bottom, config.dim)
@@ -147,7 +149,8 @@ class TBSM(Model):
         """Vectors [B, S + E, D] of sample and target, [B, T, E, D] of the history, and which events [B, T] exist."""
         ids = batch.ids
         vectors_BFD = self.bags(ids, (*self.roles.sample, *self.roles.target))
-        self._check_lengths(ids)
+        if self.checks_lengths:
+            self._check_lengths(ids)
         place_BT, exists_BT = last_places(_offsets(ids, self.roles.history[0]), self.config.length)
         events = [_pick(self.bags.rows(ids, position), place_BT) for position in self.roles.history]
         return vectors_BFD, torch.stack(events, dim=2), exists_BT

@@ -267,7 +267,7 @@ def open_bundle(path: str | Path, *, verify: bool = False) -> Bundle:
         raise DataError(f"no bundle {path}: name a folder that `holdall release` made")
     file = path / BUNDLE_FILE
     record = read_json(file, Record, format=FORMAT, version=VERSION, cure=CURE)
-    _refuse_names(path, record.files)
+    refuse_names(path, record.files)
     listed = {path / name: hashes for name, hashes in record.files.items()}
     FileCheck(listed, listed_in=BUNDLE_FILE, cure=CURE, remember=not verify).result()
     schema = Schema.load(path)
@@ -283,13 +283,15 @@ def open_bundle(path: str | Path, *, verify: bool = False) -> Bundle:
     return bundle
 
 
-def _refuse_names(folder: Path, files: Mapping[str, FileHash]) -> None:
-    """Raise unless every file is inside the folder, under a plain name, and no link."""
+def refuse_names(
+    folder: Path, files: Mapping[str, FileHash], listed_in: str = BUNDLE_FILE, kind: str = "a bundle", cure: str = CURE
+) -> None:
+    """Raise unless every file that a folder's manifest lists is inside it, under a plain name, and no link."""
     for name in files:
         parts = PurePosixPath(name).parts
-        if "\\" in name or name != "/".join(parts) or ".." in parts or parts[0] == "/" or name == BUNDLE_FILE:
-            raise DataError(f"{folder / BUNDLE_FILE} names a file outside its folder ({name[:60]!r}): {CURE}")
+        if "\\" in name or name != "/".join(parts) or ".." in parts or parts[0] == "/" or name == listed_in:
+            raise DataError(f"{folder / listed_in} names a file outside its folder ({name[:60]!r}): {cure}")
         for depth in range(1, len(parts) + 1):
             inner = folder.joinpath(*parts[:depth])
             if inner.is_symlink():
-                raise DataError(f"{inner} is a link, which a bundle does not have: {CURE}")
+                raise DataError(f"{inner} is a link, which {kind} does not have: {cure}")

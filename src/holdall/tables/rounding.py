@@ -149,4 +149,6 @@ def pack_pairs(codes: Tensor) -> Tensor:
 
 def unpack_pairs(packed: Tensor, dim: int) -> Tensor:
     """The codes [U, dim] that `pack_pairs` packed."""
+    if torch.compiler.is_exporting():  # ONNX exports of torch 2.13 make signed bytes of shifted ones
+        packed = packed.int()
     return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)[:, :dim]

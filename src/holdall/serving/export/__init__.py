@@ -1,0 +1,1 @@
+"""Exports of a bundle: its model in formats that other programs run."""
