@@ -10,6 +10,8 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
+from holdall.optim.config import OptimizerConfig
+from holdall.optim.optimizers import Optimizers
 from holdall.tables import (
     Bands,
     Codes,
@@ -236,6 +238,32 @@ def test_tables_of_bands_are_looked_up_together(batch: int) -> None:
         zeros = torch.zeros(())
         given = (zeros if one is None else one for one in (gradients[name], gradient))
         torch.testing.assert_close(*torch.broadcast_tensors(*given))
+
+
+def test_narrow_rows_that_train_are_looked_up_together() -> None:
+    """After three steps the rows of all tables are those of each table looked up on its own."""
+    narrow = MixedDimension(2, bits=8, trainable=True)
+    coded = Quantized(8, "stochastic", trainable=True, scales="float16", state_bits=8)
+    methods: dict[str, Method] = {
+        "a": Bands(((3, coded), (20, narrow), (None, Shared(1)))),
+        "b": Bands(((5, coded), (None, narrow))),
+        "c": Bands(((20, MixedDimension(3, bits=8, trainable=True)), (None, Shared(1)))),
+    }
+    rows = dict.fromkeys(methods, 40)
+    results = []
+    for fused in (True, False):
+        bags = EmbeddingBags.build(rows, 6, methods, fused=fused, generator=torch.Generator().manual_seed(1))
+        before = {name: bags.table(name).materialize() for name in methods}
+        optimizers = Optimizers(bags, OptimizerConfig(name="rowwise_adagrad", lr=0.1))
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            ids = Ids(torch.randint(40, (3, 30), generator=generator), None, num_features=3)
+            (bags(ids) * torch.randn(30, 3, 6, generator=generator)).sum().backward()
+            optimizers.step()
+        results.append({name: bags.table(name).materialize() for name in methods})
+        assert all(bool((results[-1][name] != before[name]).any()) for name in methods)
+    for name, found in results[0].items():
+        torch.testing.assert_close(found, results[1][name])
 
 
 def test_bands_that_share_a_call() -> None:

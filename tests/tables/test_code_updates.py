@@ -10,6 +10,8 @@ from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.stochastic import keys
 from holdall.tables import Quantized
 from holdall.tables.code_updates import GradientShare, Touched, apply_row_updates, sum_pending
+from holdall.tables.fixed_grid import FixedGridTable
+from holdall.tables.method import TableOptions
 from holdall.tables.quantized import StochasticRoundingTable
 
 DIM = 5
@@ -74,6 +76,32 @@ def test_together_is_as_each_on_its_own(dtype: torch.dtype, pushed) -> None:  # 
         assert torch.equal(table.grid, other.grid)
         assert not table.pending
         assert torch.equal(table.codes, old) == (pushed is push and table is together[3])
+
+
+def test_tables_on_one_grid_are_updated_together() -> None:
+    """The bits of each on its own, on the grid that all have, clipped at its ends, apart from tables of other grids."""
+    results = []
+    for together in (True, False):
+        torch.manual_seed(0)
+        tables = [FixedGridTable(rows, DIM, TableOptions()) for rows in ROWS[:2]]
+        other = METHODS[0].build(9, DIM)
+        assert isinstance(other, StochasticRoundingTable)
+        for step in range(4):
+            for table in (*tables, other):
+                table.collect(
+                    RowGradient(torch.tensor([0, 2, 2]), torch.full((3, DIM), 5.0 * (-1) ** step * (step > 0)))
+                )
+                table.collect(RowGradient(torch.tensor([5]), torch.full((1, DIM), -0.01)))
+            noise = [keys(number, step) for number in range(3)]
+            if together:
+                apply_row_updates([*tables, other], change, noise)
+            else:
+                for table, key in zip((*tables, other), noise, strict=True):
+                    table.apply_row_update(change, key)
+        results.append([table.codes for table in (*tables, other)])
+        assert all(table.grid.tolist() == [[-1.0, 1 / 128]] for table in tables)
+        assert all(bool((table.codes[[0, 2]] == 255).all()) for table in tables)
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("pushed", [push, push_joint], ids=["own", "joint"])

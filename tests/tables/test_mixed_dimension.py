@@ -144,3 +144,29 @@ def test_power_rule_refuses() -> None:
         mixed_dimensions({"a": [1, -1]}, 16)
     with pytest.raises(ConfigError, match="round_to"):
         mixed_dimensions({"a": 1}, 16, round_to=32)
+
+
+def test_trained_bytes_take_a_byte_for_each_number() -> None:
+    method = MixedDimension(dim=3, bits=8, trainable=True)
+    table = method.build(1_000, 16)
+    assert table.num_bytes() == method.num_bytes(1_000, 16) == 3 * 1_000 + 8 + 4 * 3 * 16
+    assert method.trains
+    assert not MixedDimension(dim=3, bits=8).trains
+    assert method_from_json(method.to_json()) == method
+
+
+def test_the_fit_of_trained_bytes_uses_the_whole_grid() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = 40.0 * torch.randn(500, 3, generator=generator) @ torch.randn(3, 16, generator=generator)
+    table = MixedDimension(dim=3, bits=8, trainable=True).fit(weight)
+    assert {int(table.narrow.codes.min()), int(table.narrow.codes.max())} & {0, 255}
+    assert table.fit_error is not None
+    assert table.fit_error < 0.02
+    zeros = MixedDimension(dim=3, bits=8, trainable=True).fit(torch.zeros(5, 8))
+    assert not zeros.materialize().any()
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_only_rows_of_8_bits_train_as_bytes(bits: int | None) -> None:
+    with pytest.raises(ConfigError, match="trainable is for narrow rows of bits=8"):
+        MixedDimension(dim=3, bits=bits, trainable=True)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.popularity.choose_hot_rows import count_lookups
 from holdall.popularity.table_counts import stored_counts
-from holdall.tables import Bands, Dense, Method, Shared
+from holdall.tables import Bands, Dense, Method, MixedDimension, Shared
 from holdall.tables.popular_rows import CODED
 from holdall.tables.settings import TableUsage
 from holdall.training import table_methods
@@ -52,9 +52,9 @@ def bands_in(methods: dict[str, Method]) -> set[Method]:
     return {band for method in methods.values() if isinstance(method, Bands) for _, band in method.bands}
 
 
-def test_popular_rows_are_kept_as_codes(run: Path) -> None:
+def test_popular_rows_are_kept_as_codes_and_the_next_as_narrow_ones(run: Path) -> None:
     methods = methods_of(run)
-    assert bands_in(methods) == {CODED, Shared(1)}
+    assert bands_in(methods) == {CODED, MixedDimension(4, bits=8, trainable=True), Shared(1)}
     assert {name: method.to_json() for name, method in methods.items()} == read_run(run)["tables"]
 
 

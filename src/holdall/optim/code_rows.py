@@ -11,24 +11,29 @@ from torch import Tensor, nn
 from holdall.kernels.row_gradient import RowGradient
 from holdall.kernels.row_update import UpdateRule, UpdateScalars
 from holdall.kernels.stochastic import keys
+from holdall.optim.byte_state import decode_bytes, encode_bytes
 from holdall.optim.optimizer_kinds import OptimizerKind
-from holdall.tables.code_updates import apply_row_updates, sum_pending
+from holdall.tables.code_updates import apply_row_updates, row_noise, sum_pending
 from holdall.tables.quantized import StochasticRoundingTable
+
+STATE_SEED = 1 << 40
+"""Difference of the seeds by which state and rows are rounded."""
 
 
 class CodeRows:
     """Rows of one table of codes: the optimizer computes a change in floating point, and the table rounds it.
 
     State has the shape that it has for dense rows, in float32: row-wise Adagrad keeps one number for each row, 4 bytes
-    beside `dim + 8` of codes and grid; Adagrad, momentum and Adam keep one or two for each number of it, several times
-    the codes. A step decodes, updates and rounds the rows that were touched, of all tables together.
+    beside `dim + 8` of codes and grid, or one byte where the table says so (`Quantized.state_bits`); Adagrad, momentum
+    and Adam keep one or two for each number of it, several times the codes. A step decodes, updates and rounds the rows
+    that were touched, of all tables together.
     """
 
     def __init__(self, name: str, table: StochasticRoundingTable, kind: OptimizerKind, seed: int):
         self.name = name
         """Name of the table's codes in the model."""
         self.table, self.kind, self.seed = table, kind, seed
-        self.slots = kind.row_state(row_shape(table))
+        self.slots = code_row_state(table, kind, table.device)
         """Optimizer state by slot, with a line for each row."""
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
@@ -63,21 +68,37 @@ def _change(touched: Sequence[tuple[CodeRows, Tensor]], gradients: Tensor, scala
         rows = torch.cat([each.table.materialize(ids) for each, ids in touched]).to(gradients.dtype)
         gradients = gradients if apart else gradients.add(rows, alpha=decay)
     states = {
-        slot: torch.cat([each.slots[slot].index_select(0, ids) for each, ids in touched])
+        slot: _decoded(torch.cat([each.slots[slot].index_select(0, ids) for each, ids in touched]))
         for slot in touched[0][0].slots
     }
     change, places = torch.zeros_like(gradients), torch.arange(len(gradients), device=gradients.device)
     kind.row_update(change, places, gradients, replace(scalars, weight_decay=0.0, rounding=None), **states)
     sizes = [ids.numel() for _, ids in touched]
     for slot, state in states.items():
+        if touched[0][0].slots[slot].dtype == torch.uint8:
+            seeds = [keys(each.seed ^ STATE_SEED, scalars.step) for each, _ in touched]
+            state = encode_bytes(state.float(), row_noise([ids for _, ids in touched], 1, seeds)[:, 0])
         for (each, ids), own in zip(touched, state.split(sizes), strict=True):
             each.slots[slot].index_copy_(0, ids, own)
     return change.sub_(rows, alpha=scalars.lr * decay) if rows is not None and apart else change
 
 
-def row_shape(table: StochasticRoundingTable) -> Tensor:
-    """A tensor of the shape of the table's rows, on its device, that takes no memory."""
-    return table.grid.new_empty((), dtype=table.row_dtype).expand(table.num_rows, table.dim)
+def code_row_state(
+    table: StochasticRoundingTable, kind: OptimizerKind, device: torch.device | str
+) -> dict[str, Tensor]:
+    """Zero state of the rows of a table by slot, on a device."""
+    rows = torch.empty((), dtype=table.row_dtype, device=device).expand(table.num_rows, table.dim)
+    slots = kind.row_state(rows)
+    if table.method.state_bits == 32:
+        return slots
+    per_row = {slot.name for slot in kind.row_slots if slot.per_row}
+    return {
+        name: torch.zeros_like(state, dtype=torch.uint8) if name in per_row else state for name, state in slots.items()
+    }
+
+
+def _decoded(state: Tensor) -> Tensor:
+    return decode_bytes(state) if state.dtype == torch.uint8 else state
 
 
 def find_code_rows(model: nn.Module, kind: OptimizerKind, seed: int | None) -> list[CodeRows]:

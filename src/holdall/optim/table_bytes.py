@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from holdall.common.sizes import readable_bytes
-from holdall.optim.code_rows import row_shape
+from holdall.optim.code_rows import code_row_state
 from holdall.optim.optimizer_kinds import OptimizerKind
 from holdall.tables import Table
 from holdall.tables.quantized import StochasticRoundingTable
@@ -65,12 +65,16 @@ def state_bytes(model: nn.Module, kind: OptimizerKind) -> int:
     trained = {id(p): p for table in tables for p in table.parameters() if p.requires_grad}
     return sum(
         _row_state_bytes(p, kind) if key in by_row else kind.dense_state_bytes(p) for key, p in trained.items()
-    ) + sum(_row_state_bytes(row_shape(table), kind) for table in tables if isinstance(table, StochasticRoundingTable))
+    ) + sum(_code_state_bytes(table, kind) for table in tables if isinstance(table, StochasticRoundingTable))
 
 
 def _row_state_bytes(rows: Tensor, kind: OptimizerKind) -> int:
     like = torch.empty(rows.shape, dtype=rows.dtype, device="meta")
     return sum(slot.nbytes for slot in kind.row_state(like).values())
+
+
+def _code_state_bytes(table: StochasticRoundingTable, kind: OptimizerKind) -> int:
+    return sum(slot.nbytes for slot in code_row_state(table, kind, "meta").values())
 
 
 def _tables(model: nn.Module) -> list[Table]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from holdall.common.eager import eager, has_values, transforms
 from holdall.common.errors import ConfigError
-from holdall.tables.bands_lookup import CHEAP, rows_of_bands
+from holdall.tables.bands_lookup import is_cheap, rows_of_bands
 from holdall.tables.codebook_fit import Sample, fit_words
 from holdall.tables.codes import CodesTable, tie_codebooks
 from holdall.tables.fitting import check_counts, check_shape, relative_error
@@ -227,7 +227,7 @@ class BandsTable(Table):
 
     def kernel_group(self) -> Hashable | None:
         """Tables of bands on the CPU share a call where no band would gain by distinct ids."""
-        cheap = all(isinstance(part, CHEAP) for part in self.parts)
+        cheap = all(is_cheap(part) for part in self.parts)
         if not cheap or self.fixed_shapes or self.padding_idx is not None or self.device.type != "cpu":
             return None
         return self.dim, self.row_dtype

@@ -16,7 +16,9 @@ from torch import Tensor
 from holdall.tables.code_updates import collect_jointly
 from holdall.tables.codes import CodesTable
 from holdall.tables.dense import DenseTable
+from holdall.tables.fixed_grid import FixedGridTable
 from holdall.tables.hashed import HashedTable
+from holdall.tables.mixed_dimension import MixedDimensionTable
 from holdall.tables.quantized import QuantizedTable, StochasticRoundingTable
 from holdall.tables.rounding import unpack_pairs
 from holdall.tables.shared import SharedTable
@@ -70,14 +72,28 @@ def _kind(table: Table) -> Hashable:
         return (type(table), table.method.bits, table.grid.dtype)
     if isinstance(table, CodesTable):
         return (CodesTable, id(table.codebook.words), table.method.parts, table.sparse)
+    if isinstance(table, MixedDimensionTable):
+        return (MixedDimensionTable, _kind(table.narrow), table.narrow.dim)
     return id(table)
+
+
+def is_cheap(table: Table) -> bool:
+    """Whether rows of a table are best made for each lookup: see `CHEAP`."""
+    return isinstance(table, CHEAP) or (isinstance(table, MixedDimensionTable) and table.method.trainable)
 
 
 def _rows_of_kind(lookups: Sequence[Lookup]) -> Tensor:
     first = lookups[0][0]
+    if isinstance(first, MixedDimensionTable):
+        narrow = _rows_of_kind([(table.narrow, ids) for table, ids in lookups])
+        parts = narrow.split([ids.numel() for _, ids in lookups])
+        return torch.cat([part @ table.projection for part, (table, _) in zip(parts, lookups, strict=True)])
     if isinstance(first, QuantizedTable):
         codes = torch.cat([table.codes.index_select(0, ids) for table, ids in lookups])
-        grid = torch.cat([table.grid.index_select(0, ids) for table, ids in lookups])
+        if isinstance(first, FixedGridTable):
+            grid = first.grid
+        else:
+            grid = torch.cat([table.grid.index_select(0, ids) for table, ids in lookups])
         if first.method.bits == 4:
             codes = unpack_pairs(codes, first.dim)
         zero, step = (grid if first.method.scales is None else grid.to(first.row_dtype)).split(1, dim=1)

@@ -48,8 +48,8 @@ def suggest(
     With `counts` [num_rows] of every table, the lookups of each row in training, `auto` cuts all tables into bands:
     rows of their own for the ids that are looked up most per byte, over all tables together, and one row for the rest
     of a table (`keep_popular_rows`). Kept rows are dense, or with `training` 8-bit codes below a fifteenth of the dense
-    bytes. `row_state` is the bytes of optimizer state of a row: tables with their state then take at most the same
-    share of dense tables with theirs.
+    bytes, where the next ids have narrow rows. `row_state` is the bytes of optimizer state of a row: tables with their
+    state then take at most the same share of dense tables with theirs.
     """
     dims = dim if isinstance(dim, Mapping) else dict.fromkeys(cardinalities, dim)
     dtypes = dtype if isinstance(dtype, Mapping) else dict.fromkeys(cardinalities, dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.kernels.stochastic import uniform_noise
-from holdall.tables.rounding import move_codes, pack_pairs, unpack_pairs
+from holdall.tables.rounding import move_codes, move_on_grid, pack_pairs, unpack_pairs
 
 if TYPE_CHECKING:
     from holdall.tables.quantized import StochasticRoundingTable
@@ -122,7 +122,8 @@ def apply_row_updates(
     for touched in sum_pending(tables):
         table = tables[touched.number]
         if touched.ids.numel():
-            kind = (table.dim, table.row_dtype, table.device, table.method.bits, table.grid.dtype)
+            stored = (table.method.bits, table.grid.dtype, table.has_one_grid, table.method.state_bits)
+            kind = (table.dim, table.row_dtype, table.device, stored)
             kinds.setdefault(kind, []).append(touched)
     for table in tables:
         table.zero_pending()
@@ -136,33 +137,43 @@ def _update_kind(
     change: Change,
     keys: Sequence[tuple[int, int]] | None,
 ) -> None:
-    """`apply_row_updates` of tables whose codes and grids have one type."""
+    """`apply_row_updates` of tables whose codes, grids and optimizer state have one type."""
     first = tables[kind[0].number]
     dtype = torch.promote_types(first.row_dtype, torch.float32)  # bfloat16 rows would lose small changes
     codes = _joined([tables[touched.number].codes.index_select(0, touched.ids) for touched in kind])
-    grid = _joined([tables[touched.number].grid.index_select(0, touched.ids) for touched in kind])
+    grid = first.grid
+    if not first.has_one_grid:
+        grid = _joined([tables[touched.number].grid.index_select(0, touched.ids) for touched in kind])
     delta = change(kind, _joined([touched.gradients for touched in kind]).to(dtype))
-    draws = None if keys is None else _draws(kind, first.dim, keys).to(dtype)
+    draws = None
+    if keys is not None:
+        of_tables = [keys[touched.number] for touched in kind]
+        draws = row_noise([touched.ids for touched in kind], first.dim, of_tables).to(dtype)
     packs = first.method.bits == 4
     codes = unpack_pairs(codes, first.dim) if packs else codes
-    codes, grid = move_codes(codes, grid, delta, first.method.levels, draws)
+    if first.has_one_grid:
+        codes = move_on_grid(codes, grid, delta, first.method.levels, draws)
+    else:
+        codes, grid = move_codes(codes, grid, delta, first.method.levels, draws)
     codes = pack_pairs(codes) if packs else codes
     sizes = [touched.ids.numel() for touched in kind]
-    for touched, its_codes, its_grid in zip(kind, codes.split(sizes), grid.split(sizes), strict=True):
+    for touched, its_codes in zip(kind, codes.split(sizes), strict=True):
         tables[touched.number].codes.index_copy_(0, touched.ids, its_codes)
+    if first.has_one_grid:
+        return
+    for touched, its_grid in zip(kind, grid.split(sizes), strict=True):
         tables[touched.number].grid.index_copy_(0, touched.ids, its_grid)
 
 
-def _draws(kind: Sequence[Touched], dim: int, keys: Sequence[tuple[int, int]]) -> Tensor:
-    """Uniform numbers [U, dim] by the key of each table and the position in it."""
-    ids = _joined([touched.ids for touched in kind])
-    if len(kind) == 1:
-        return uniform_noise(ids, dim, keys[kind[0].number])
-    sizes = torch.tensor([touched.ids.numel() for touched in kind], device=ids.device)
-    of_tables = torch.tensor([keys[touched.number] for touched in kind], device=ids.device)
-    of_rows = of_tables.repeat_interleave(sizes, dim=0, output_size=ids.numel())
+def row_noise(ids: Sequence[Tensor], dim: int, keys: Sequence[tuple[int, int]]) -> Tensor:
+    """Uniform numbers [U, dim] for the rows `ids` of several tables, by the key of each and the position in it."""
+    joined = _joined(ids)
+    if len(ids) == 1:
+        return uniform_noise(joined, dim, keys[0])
+    sizes = torch.tensor([len(of_table) for of_table in ids], device=joined.device)
+    of_rows = torch.tensor(keys, device=joined.device).repeat_interleave(sizes, dim=0, output_size=len(joined))
     low, high = of_rows.split(1, dim=1)
-    return uniform_noise(ids, dim, (low, high))
+    return uniform_noise(joined, dim, (low, high))
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ from holdall.tables.bands import Bands
 from holdall.tables.codes import Codes
 from holdall.tables.dense import Dense
 from holdall.tables.method import Method
+from holdall.tables.mixed_dimension import MixedDimension
 from holdall.tables.quantized import Quantized
 from holdall.tables.shared import Shared
 
@@ -34,6 +35,8 @@ def _band(method: Method, num_rows: int, *, is_last: bool) -> str:
         word = f"{method.bits}-bit"
     elif isinstance(method, Codes):
         word = f"{method.parts} code{'s' * (method.parts > 1)}"
+    elif isinstance(method, MixedDimension) and method.trainable:
+        word = f"{method.dim} number{'s' * (method.dim > 1)}"
     else:
         word = _brief(method)
     return f"{word} {num_rows:,}"

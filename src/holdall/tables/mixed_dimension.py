@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdall.common.errors import ConfigError
 from holdall.tables.dense import DenseTable
 from holdall.tables.fitting import check_shape, relative_error, row_blocks
+from holdall.tables.fixed_grid import FixedGridTable
 from holdall.tables.method import Method, TableOptions, dense_std, require
 from holdall.tables.quantized import Quantized
 from holdall.tables.table import Table
@@ -25,11 +26,12 @@ from holdall.tables.table import Table
 
 @dataclass(frozen=True)
 class MixedDimension(Method):
-    """`row_i = N[i] @ P` with a narrow N [num_rows, k] and one projection P [k, dim]; no projection when k >= dim.
+    """`row_i = N[i] @ P` with a narrow N [num_rows, k] and one projection P [k, dim]; no projection when k >= dim,
+    unless N is `trainable` codes, whose scale P has.
 
     The table has rank k. It takes `k * (num_rows + dim)` numbers, and `2 * k * dim` flops per row: in sum and mean mode
     narrow rows are pooled before they are widened, so that is per bag. With `bits`, a narrow row takes
-    `k * bits / 8 + 8` bytes.
+    `k * bits / 8 + 8` bytes; with `trainable` too, k bytes, and its optimizer state one where it is one number a row.
     """
 
     name: ClassVar[str] = "mixed_dimension"
@@ -39,21 +41,33 @@ class MixedDimension(Method):
     bits: Literal[8, 4] | None = None
     """Bits of a number of the narrow rows, rounded as `Quantized` does; such rows are fitted and not trained, the
     projection may be. None: narrow rows are not rounded."""
+    trainable: bool = False
+    """Whether narrow rows of 8 bits train, by stochastic rounding on one grid for all of them (`FixedGridTable`)."""
 
     def __post_init__(self) -> None:
         require(isinstance(self.dim, int) and self.dim >= 1, self.name, f"dim must be at least 1, not {self.dim!r}")
         require(self.bits in (8, 4, None), self.name, f"bits must be 8, 4 or none, not {self.bits!r}")
+        require(
+            not self.trainable or self.bits == 8,
+            self.name,
+            f"trainable is for narrow rows of bits=8, not {self.bits!r}: those of bits=None train without it",
+        )
 
     @property
     def trains(self) -> bool:
-        return self.bits is None
+        return self.bits is None or self.trainable
 
     def num_parameters(self, num_rows: int, dim: int) -> int:
-        width, projection = (dim, 0) if self.dim >= dim else (self.dim, self.dim * dim)
+        width = min(self.dim, dim)
+        projection = width * dim if width < dim or self.trainable else 0
         return projection if self.bits else num_rows * width + projection
 
     def num_bytes(self, num_rows: int, dim: int, dtype: torch.dtype = torch.float32) -> int:
-        rounded = Quantized(bits=self.bits).num_bytes(num_rows, min(self.dim, dim), dtype) if self.bits else 0
+        rounded = 0
+        if self.trainable:
+            rounded = FixedGridTable.bytes_of(num_rows, min(self.dim, dim), dtype)
+        elif self.bits:
+            rounded = Quantized(bits=self.bits).num_bytes(num_rows, min(self.dim, dim), dtype)
         return rounded + super().num_bytes(num_rows, dim, dtype)
 
     def _build(self, num_rows: int, dim: int, options: TableOptions) -> MixedDimensionTable:
@@ -73,25 +87,29 @@ class MixedDimension(Method):
 class MixedDimensionTable(Table):
     """`narrow`, a table [num_rows, k], dense or rounded, and `projection` [k, dim].
 
-    Fresh rows are exactly Gaussian: N is, and the columns of P have one norm. Both have the same root mean square, so
-    that an optimizer with one learning rate trains both.
+    Fresh rows are exactly Gaussian, before they are rounded: N is, and the columns of P have one norm. Both have the
+    same root mean square, so that an optimizer with one learning rate trains both.
     """
 
     def __init__(self, method: MixedDimension, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
+        self.method: MixedDimension = method
         std = dense_std(num_rows) if options.init_std is None else options.init_std
         width = min(method.dim, dim)
-        if width < dim:
+        is_widened = width < dim or method.trainable
+        if is_widened:
             std = (std / width**0.5) ** 0.5
         options = replace(options, init_std=std)
         self.narrow: Table
-        if method.bits:
+        if method.trainable:
+            self.narrow = FixedGridTable(num_rows, width, options)
+        elif method.bits:
             self.narrow = Quantized(bits=method.bits)._build(num_rows, width, options)
         else:
             self.narrow = DenseTable(method, num_rows, width, options)
         self.narrow.check_bounds = False  # checked here
         self.projection: nn.Parameter | None = None
-        if width < dim:
+        if is_widened:
             directions = torch.empty(width, dim, dtype=options.dtype, device=options.device)
             directions.normal_(generator=options.generator)
             self.projection = nn.Parameter(F.normalize(directions, dim=0) * (std * width**0.5))
@@ -136,8 +154,13 @@ class MixedDimensionTable(Table):
             for ids, rows in row_blocks(weight, table.device):
                 table.narrow.weight[ids] = (rows @ directions).to(table.narrow.weight.dtype)
         else:
-            narrow = [(rows @ directions).to(weight.dtype) for _, rows in row_blocks(weight, table.device)]
-            type(table.narrow).from_dense(torch.cat(narrow), table.narrow)
+            narrow = torch.cat([(rows @ directions).to(weight.dtype) for _, rows in row_blocks(weight, table.device)])
+            if isinstance(table.narrow, FixedGridTable):
+                assert table.projection is not None
+                largest = narrow.abs().amax().clamp(min=torch.finfo(narrow.dtype).tiny)
+                table.projection.mul_(largest)
+                narrow /= largest
+            type(table.narrow).from_dense(narrow, table.narrow)
         table.fit_error = relative_error(weight, table)
         return table
 

@@ -55,6 +55,9 @@ class Quantized(Method):
     trainable: bool = False
     scales: Literal["float16", "bfloat16"] | None = None
     """Type of zero and step; that of the table when None. float16 is the more precise, up to numbers of 65,504."""
+    state_bits: Literal[32, 8] = 32
+    """Bits of the optimizer's number of a row that trains by stochastic rounding, where it keeps one number for each
+    row (`rowwise_adagrad`). In 8 bits (`optim.byte_state`) it trains as well as in 32."""
 
     def __post_init__(self) -> None:
         require(self.bits in (8, 4), self.name, f"bits must be 8 or 4, not {self.bits!r}")
@@ -62,6 +65,7 @@ class Quantized(Method):
         require(self.rounding in known, self.name, f"rounding must be one of {known}, not {self.rounding!r}")
         types = (None, "float16", "bfloat16")
         require(self.scales in types, self.name, f"scales must be one of {types[1:]}, not {self.scales!r}")
+        require(self.state_bits in (32, 8), self.name, f"state_bits must be 32 or 8, not {self.state_bits!r}")
         require(
             self.scales is None or self.rounding != "learned",
             self.name,
@@ -170,6 +174,10 @@ class QuantizedTable(Table):
         self.grid[place] = grid
 
     def _rows(self, ids: Tensor) -> Tensor:
+        return self._stored_rows(ids)
+
+    def _stored_rows(self, ids: Tensor) -> Tensor:
+        """Rows [U, dim] as they are stored, without gradients."""
         grid = self.grid.index_select(0, ids)
         return dequantize(self._codes(ids), grid if self.method.scales is None else grid.to(self.row_dtype))
 
@@ -223,13 +231,16 @@ class StochasticRoundingTable(QuantizedTable):
     `Optimizers` take the steps of any optimizer, with state for each row or number (`optim.code_rows`).
     """
 
+    has_one_grid: ClassVar[bool] = False
+    """Whether all rows have one grid, [1, 2], that does not change."""
+
     def __init__(self, method: Quantized, num_rows: int, dim: int, options: TableOptions):
         super().__init__(method, num_rows, dim, options)
         self.pending: list[RowGradient | GradientShare] = []
         """Gradients of backward passes that were not applied."""
 
     def _rows(self, ids: Tensor) -> Tensor:
-        rows = super()._rows(ids)
+        rows = self._stored_rows(ids)
         return self._collected(rows, ids) if torch.is_grad_enabled() else rows
 
     @eager

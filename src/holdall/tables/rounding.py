@@ -140,6 +140,12 @@ def move_codes(
     return codes.clamp_(0, levels).to(torch.uint8), new.to(grid.dtype)
 
 
+def move_on_grid(codes: Tensor, grid: Tensor, delta: Tensor, levels: int, draws: Tensor | None = None) -> Tensor:
+    """Codes [U, dim] of rows on one grid [1, 2] after `delta` was added, as in `move_codes`, clipped at its ends."""
+    steps = delta / grid[:, 1:].to(delta.dtype)
+    return (codes + round_stochastically(steps, draws=draws)).clamp_(0, levels).to(torch.uint8)
+
+
 def pack_pairs(codes: Tensor) -> Tensor:
     """4-bit codes [U, dim] two to a byte, [U, ceil(dim / 2)]: even positions in the low half."""
     if codes.shape[1] % 2:
