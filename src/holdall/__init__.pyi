@@ -57,6 +57,8 @@ from holdall.serving.scorer import Scorer as Scorer
 from holdall.serving.scorer import load as load
 from holdall.serving.server.run import serve as serve
 from holdall.serving.server.settings import ServerConfig as ServerConfig
+from holdall.serving.verify import VerifyReport as VerifyReport
+from holdall.serving.verify import verify as verify
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Bands as Bands
 from holdall.tables import Clustered as Clustered

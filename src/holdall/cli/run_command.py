@@ -19,7 +19,7 @@ from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, pro
 from holdall.cli.export_command import export
 from holdall.cli.options import tyro
 from holdall.cli.serve_command import serve
-from holdall.cli.serving_commands import publish, release, score
+from holdall.cli.serving_commands import publish, release, score, verify
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
 from holdall.common.errors import ConfigError, HoldallError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
@@ -40,6 +40,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "release": release,
     "score": score,
+    "verify": verify,
     "publish": publish,
     "serve": serve,
     "export": export,

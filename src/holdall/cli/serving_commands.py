@@ -116,6 +116,38 @@ def score(
         show(report, out)
 
 
+def verify(
+    bundle: tyro.conf.Positional[Path],
+    against: Path | None = None,
+    rows: int = 1_000_000,
+    data: Path | None = None,
+    log: Path | None = None,
+    device: str = "auto",
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
+    """Replay raw rows through a bundle, and compare every value and score with training.
+
+    Args:
+        bundle: Bundle to verify.
+        against: Run folder that it was released from.
+        rows: Rows to compare, at most.
+        data: Data set folder with the same ids; the one trained on when absent.
+        log: Request log of the server, whose requests are scored again.
+        device: cpu, cuda, or auto for a GPU if there is one.
+        json: Print the report as JSON on stdout.
+    """
+    from holdall.serving.verify import show
+    from holdall.serving.verify import verify as run_verify
+
+    report = run_verify(bundle, against, rows=rows, data=data, log=log, device=device, quiet=False)
+    if json:
+        print_json(report.to_json())
+    else:
+        show(report)
+    if not report.passed:
+        raise SystemExit(1)
+
+
 def publish(
     path: tyro.conf.Positional[Path | None] = None,
     *,
