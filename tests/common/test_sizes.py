@@ -32,12 +32,29 @@ def test_what_is_not_a_size(text: str | int) -> None:
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(("budget", "size"), [(0.05, 50), ("5%", 50), ("1/20", 50), ("16B", 16), (16, 16), (1.0, 1000)])
+@pytest.mark.parametrize(
+    ("budget", "size"),
+    [
+        (0.05, 50),
+        ("0.05", 50),
+        (" .05 ", 50),
+        ("5e-2", 50),
+        ("1e2", 100),
+        ("5%", 50),
+        ("1/20", 50),
+        ("16B", 16),
+        ("16", 16),
+        (16, 16),
+        ("0.5kB", 500),
+        (1.0, 1000),
+        ("1.0", 1000),
+    ],
+)
 def test_budgets(budget: str | float, size: int) -> None:
     assert parse_budget(budget, 1000) == size
 
 
-@pytest.mark.parametrize("budget", ["1/0", 0.0, 1.5, -0.1, "0%", "3/2", "x%", "1/y", "1/0x"])
+@pytest.mark.parametrize("budget", ["1/0", 0.0, 1.5, "1.5", -0.1, "-0.1", "0.0", "0%", "3/2", "x%", "1/y", "1/0x"])
 def test_what_is_not_a_share(budget: str | float) -> None:
     with pytest.raises(ConfigError, match="share"):
         parse_budget(budget, 1000)

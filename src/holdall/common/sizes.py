@@ -12,6 +12,7 @@ for _power, _letter in enumerate("KMGTP", start=1):
     _UNITS[_letter] = _UNITS[f"{_letter}B"] = 1000**_power
     _UNITS[f"{_letter}IB"] = 1024**_power
 
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]*\.[0-9]+|[0-9]*\.?[0-9]+e-[0-9]+)")
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -33,22 +34,27 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def parse_budget(budget: str | int | float, whole: int) -> int:
-    """Bytes of a budget that is a size (`16MB`, 16_000_000) or a share of `whole` (0.05, `5%`, `1/20`)."""
-    share: float | None = None
-    text = str(budget).strip()
-    if isinstance(budget, float):
-        share = budget
-    elif text.endswith("%"):
-        share = _number(text[:-1], text) / 100
-    elif "/" in text:
-        above, _, below = text.partition("/")
-        parts = _number(below, text)
-        share = _number(above, text) / parts if parts else 0.0
-    if share is None:
-        return parse_bytes(budget)
+    """Bytes of a budget that is a size (`16MB`, 16_000_000) or a share of `whole` (0.05, `0.05`, `5%`, `1/20`)."""
+    share = parse_share(budget)
+    return parse_bytes(budget) if share is None else int(whole * share)
+
+
+def parse_share(text: str | int | float) -> float | None:
+    """A share above 0 and at most 1 (0.05, `0.05`, `5%`, `1/20`); None for a whole number, or one with a unit."""
+    written = str(text).strip()
+    if isinstance(text, float) or _DECIMAL.fullmatch(written):
+        share = float(text)
+    elif written.endswith("%"):
+        share = _number(written[:-1], written) / 100
+    elif "/" in written:
+        above, _, below = written.partition("/")
+        parts = _number(below, written)
+        share = _number(above, written) / parts if parts else 0.0
+    else:
+        return None
     if not 0 < share <= 1:
-        raise ConfigError(f"a budget of {budget!r} is not a share: it must be above 0 and at most 1")
-    return int(whole * share)
+        raise ConfigError(f"a budget of {text!r} is not a share: it must be above 0 and at most 1")
+    return share
 
 
 def readable_bytes(count: float) -> str:
