@@ -21,7 +21,6 @@ from holdall.popularity.table_counts import stored_counts
 from holdall.tables import Bands, Dense, Method, MixedDimension, Shared
 from holdall.tables.popular_rows import CODED
 from holdall.tables.settings import TableUsage
-from holdall.training import table_methods
 from holdall.training.evaluate_run import load_model
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
 
@@ -82,7 +81,7 @@ def test_a_resumed_run_keeps_its_tables(data: Path, run: Path, tmp_path: Path, m
     def no_counts(data: DataSet) -> None:
         raise AssertionError("a run that is resumed counts nothing")
 
-    monkeypatch.setattr(table_methods, "stored_counts", no_counts)
+    monkeypatch.setattr("holdall.planning.inputs.stored_counts", no_counts)
     holdall.train(data, half, TrainConfig.of(budget="1/40", steps=6, **FAST), resume=True, quiet=True)
     losses = [[row["loss"] for row in read_metrics(folder) if row["split"] == "train"] for folder in (half, run)]
     assert len(losses[0]) == 6

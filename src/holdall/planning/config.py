@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, refuse_below
-from holdall.common.sizes import parse_budget, parse_bytes
+from holdall.common.sizes import parse_budget, parse_bytes, parse_share
 from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OptimizerKind, OptimizerName
@@ -39,6 +39,9 @@ class PlanConfig(Settings):
     """Steps ahead that host and disk rows are fetched; when absent, 2 on one GPU, and else 0."""
     preset: str = "auto"
     """auto, or a published system: device, dlrm, tt-rec, el-rec, fpd, fae, p2res."""
+    budget: str | None = None
+    """Size of all tables in total, such as 16MB, or a share of their dense bytes, such as 1/20. Popular ids keep rows
+    of their own and all tables are on the device, as `holdall train --budget` has them."""
     allow_compression: str | None = None
     """Smallest share of its bytes, such as 1/20, that a tail may be compressed to where that is faster.
     When absent, rows stay exact unless nothing else fits."""
@@ -58,23 +61,37 @@ class PlanConfig(Settings):
         if self.preset != "auto":
             find_preset(self.preset)
         self.compression_share()
+        self._check_budget()
         self.caps()
 
     def optimizer_kind(self) -> OptimizerKind:
         """State and rates of the optimizer."""
         return OptimizerConfig(name=self.optimizer, momentum=self.momentum).kind
 
+    def _check_budget(self) -> None:
+        """Refuse a budget that is none, and settings that choose methods as well."""
+        if self.budget is None:
+            return
+        parse_budget(self.budget, 1 << 40)
+        given = {"--preset": self.preset != "auto", "--allow-compression": self.allow_compression is not None}
+        for option in (name for name, is_given in given.items() if is_given):
+            raise ConfigError(f"--budget and {option} both choose the methods of tables: leave one out")
+        if self.world_size > 1:
+            raise ConfigError(
+                "--budget plans for one process: leave --world-size out, or train with --budget on several processes "
+                "without a plan"
+            )
+
     def compression_share(self) -> float | None:
         """The share of its bytes that a table may be compressed to; None where `allow_compression` is absent."""
         text = self.allow_compression
         if text is None:
             return None
-        whole = 1 << 40
         try:
-            share = parse_budget(text if "/" in text or "%" in text else float(text), whole) / whole
-        except (ConfigError, ValueError):
-            share = 0.0
-        if not 0 < share <= 1:
+            share = parse_share(text)
+        except ConfigError:
+            share = None
+        if share is None:
             raise ConfigError(f"--allow-compression takes a share of a table's bytes, such as 1/20 or 5%, not {text!r}")
         return share
 

@@ -11,7 +11,8 @@ from holdall.common.errors import ConfigError
 from holdall.common.memory import available_memory
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
-from holdall.optim.optimizer_kinds import MEASURED
+from holdall.models.model import ModelConfig
+from holdall.optim.optimizer_kinds import MEASURED, OptimizerKind
 from holdall.planning.config import PlanConfig
 from holdall.planning.dense_work import trace_dense_work
 from holdall.planning.lookup_counts import LookupCounts, table_lookups
@@ -20,6 +21,9 @@ from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
 from holdall.popularity.choose_hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
+from holdall.popularity.table_counts import stored_counts
+from holdall.tables import Method
+from holdall.tables.settings import TableSettings, TableUsage
 from holdall.tiers.pipeline import GPU_PREFETCH
 
 
@@ -74,7 +78,29 @@ def make_problem(
         world_size=config.world_size,
         prefetch=prefetch_depth(config, hardware),
         precision=config.precision,
+        methods=None if config.budget is None else _budget_methods(config, schema, folder),
         hot_inputs=None if folder is None else lambda hot: _hot_share(folder, hot),
+    )
+
+
+def _budget_methods(config: PlanConfig, schema: Schema, folder: Path | None) -> dict[str, Method]:
+    """Methods of all tables within the budget, the same that `holdall train --budget` chooses."""
+    if folder is None:
+        raise ConfigError("a budget is divided by the counts in a data folder: plan with the folder of the data set")
+    model = config.model.model_config()
+    usage = table_usage(DataSet(folder, "train"), model, config.optimizer_kind())
+    methods = TableSettings(budget=config.budget).methods(model.table_rows(schema), model.dim, usage)
+    assert methods is not None
+    return methods
+
+
+def table_usage(data: DataSet, model: ModelConfig, optimizer: OptimizerKind, *, codes_train: bool = True) -> TableUsage:
+    """Use of the tables of a model, which a budget is divided by: the counts of the data folder."""
+    counts = stored_counts(data)
+    return TableUsage(
+        counts={name: counts[name] for name in model.table_rows(data.schema)},
+        row_state=optimizer.row_state_bytes(model.dim),
+        codes_train=codes_train,
     )
 
 

@@ -30,8 +30,11 @@ def shortages(made: Plan, limits: Mapping[str, int]) -> dict[str, int]:
     return {tier: size - limits[tier] for tier, size in needed_bytes(made).items() if size > limits[tier]}
 
 
-def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = False) -> None:
-    """Raise a ConfigError when a plan, which may have been `edited` by hand, does not fit; it names sizes and fixes."""
+def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = False, has_budget: bool = False) -> None:
+    """Raise a ConfigError when a plan does not fit; it names sizes and fixes.
+
+    The plan may have been `edited` by hand, or its tables may keep to a budget.
+    """
     short, needed = shortages(made, limits), needed_bytes(made)
     if not short:
         return
@@ -46,7 +49,9 @@ def refuse_too_large(made: Plan, limits: Mapping[str, int], *, edited: bool = Fa
             f"{', '.join(f'{tier} {at_least(needed[tier])}' for tier in short)}"
         )
     fixes = [f"--{tier}-memory {at_least(needed[tier])}" for tier in short]
-    if made.preset != "auto":
+    if has_budget:
+        fixes.append("a smaller --budget")
+    elif made.preset != "auto":
         fixes.append("--preset auto, which moves rows away")
     else:
         fixes.append("--allow-compression 1/100")

@@ -121,6 +121,8 @@ class Planner:
 
     def run(self) -> Plan:
         self._refuse_small_device()
+        if self.problem.methods is not None:
+            return self.within_budget(self.problem.methods)
         if self.config.preset != "auto":
             made = self.predicted(find_preset(self.config.preset)(self.problem, self.hot_rows))
             refuse_too_large(made, self.limits)
@@ -130,6 +132,18 @@ class Planner:
         if self.config.allow_compression is not None and self.problem.world_size == 1:
             fitting += self.compressed_where_faster(fitting, choices[-1])
         return min(fitting, key=_seconds) if fitting else self.compressed_to_fit()
+
+    def within_budget(self, methods: Mapping[str, Method]) -> Plan:
+        """The plan of a budget: tables by the given methods, all on the device."""
+        tables = tuple(
+            TablePlan(name=name, num_rows=rows, method=method, hot_rows=rows, tail="device")
+            if isinstance(method := methods[name], Dense)
+            else compressed_table(name, rows, method)
+            for name, rows in self.problem.tables.items()
+        )
+        made = self.predicted(Choice("plain", tables))
+        refuse_too_large(made, self.limits, has_budget=True)
+        return made
 
     def choices(self) -> list[Choice]:
         """Candidates that keep every row exact."""

@@ -8,7 +8,8 @@ from holdall.common.console import make_console, styled, table
 from holdall.common.sizes import readable_bytes
 from holdall.planning.machine.hardware import Hardware, Layer
 from holdall.planning.plan import STAGES, TIERS, Plan, TablePlan
-from holdall.tables import Dense, HotCold
+from holdall.tables import Bands, Dense, HotCold
+from holdall.tables.describe import describe_method
 
 MOST_LINES = 40
 """Tables shown at most; the others are summed in one line."""
@@ -63,6 +64,8 @@ def _stored(entry: TablePlan) -> str:
     method = entry.method.cold if isinstance(entry.method, HotCold) else entry.method
     if isinstance(method, Dense):
         return "dense"
+    if isinstance(method, Bands):
+        return describe_method(method, entry.num_rows)
     settings = {name: value for name, value in method.to_json().items() if isinstance(value, int) and name != "seed"}
     return f"{method.name}({', '.join(f'{n}={v}' for n, v in settings.items() if not isinstance(v, bool))})"
 

@@ -25,7 +25,8 @@ from holdall.planning.messages import dense_message, two_fold_messages
 from holdall.planning.plan import STAGES, TablePlan
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.planning.table_cost import chain_of, parameter_ratio, table_costs
-from holdall.tables import Dense, HotCold, Method
+from holdall.tables import Dense, Method, Shared
+from holdall.tables.bands import Band, BandedMethod
 from holdall.tiers.mapped_file import RESIDENT_BYTES, exceeds_resident
 
 COPIED = "copied"
@@ -52,6 +53,8 @@ class Problem:
     """Precision of the layers and the interaction; float32 rates are used where another was not measured."""
     world_size: int = 1
     prefetch: int = 0
+    methods: Mapping[str, Method] | None = None
+    """Methods by table, where a budget decides on them."""
     hot_inputs: Callable[[Mapping[str, int]], float] | None = None
     """Share of the samples all of whose lookups are hot, given hot rows by table; needed for hot batches only."""
     _costs: dict[Any, tuple[Cost, Cost]] = field(default_factory=dict, compare=False, repr=False)
@@ -307,32 +310,30 @@ def page_faults(problem: Problem, tables: Sequence[TablePlan], loads: Mapping[st
 def compressed_seconds(
     problem: Problem, table: TablePlan, on_host: bool = False, *, shares_launch: bool = False
 ) -> tuple[float, float]:
-    """Seconds of lookup and update of a compressed table; of a `HotCold` one, of both its parts.
+    """Seconds of lookup and update of a compressed table; of one in bands, of all bands with one fixed cost.
 
     `shares_launch`: without the fixed cost, which another table of the kind has, as they share kernels on a GPU.
     """
     known, size = problem.lookups[table.name], problem.batch_size
-    method, lookups = table.method, problem.batch_lookups(table.name)
-    parts: list[tuple[Method, float, float]] = [(method, lookups, known.distinct(size))]
-    hot = 0
-    if isinstance(method, HotCold):
-        hot = method.split(table.num_rows)[0]
-        share = known.share(hot)
-        parts = [
-            (Dense(), lookups * share, known.distinct(size, 0, hot)),
-            (method.cold, lookups * (1 - share), known.distinct(size, hot)),
-        ]
+    whole = Band(table.name, 0, table.num_rows, table.method)
+    bands = table.method.bands_of(table.num_rows) if isinstance(table.method, BandedMethod) else [whole]
     totals = [0.0, 0.0]
-    for part, of_part, distinct in parts:
-        num_rows = table.num_rows - (hot if part is not method else 0)
-        costs = problem.table_costs(part, host=on_host and isinstance(part, Dense), num_rows=num_rows)
-        chain = chain_of(part, num_rows, problem.dim)
+    for band in bands:
+        is_last = band.end == table.num_rows
+        share = (1.0 if is_last else known.share(band.end)) - (known.share(band.start) if band.start else 0.0)
+        distinct = known.distinct(size, band.start, band.end)
+        method = band.method
+        if isinstance(method, Shared):  # a dense table of few rows
+            distinct, method = min(distinct, float(method.rows)), Dense()
+        num_rows = band.end - band.start
+        costs = problem.table_costs(method, host=on_host and isinstance(method, Dense), num_rows=num_rows)
+        chain = chain_of(method, num_rows, problem.dim)
         if chain is not None:
-            distinct = chain.products(known.distinct_blocks(size, chain.block, hot), distinct)
+            distinct = chain.products(known.distinct_blocks(size, chain.block, band.start), distinct)
         for place, cost in enumerate(costs):
-            totals[place] += cost.seconds(of_part, distinct)
-            if shares_launch or (part is not method and isinstance(part, Dense)):
-                totals[place] -= cost.base  # counted once for the pack, or for the kind
+            totals[place] += cost.seconds(share * problem.batch_lookups(table.name), distinct)
+            if shares_launch or not is_last:
+                totals[place] -= cost.base
     return totals[0], totals[1]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.distributed.processes import Processes
-from holdall.popularity.table_counts import stored_counts
+from holdall.planning.inputs import table_usage
 from holdall.tables import Dense, Method, method_from_json
 from holdall.tables.describe import describe_method
 from holdall.tables.settings import TableUsage
@@ -47,11 +47,10 @@ def choose_methods(
 def _usage(config: TrainConfig, data: DataSet, processes: Processes) -> TableUsage | None:
     if not config.tables.uses_counts:
         return None
-    model = config.model.model_config()
-    counts = stored_counts(data)
-    return TableUsage(
-        counts={name: counts[name] for name in model.table_rows(data.schema)},
-        row_state=config.optimizer_config().kind.row_state_bytes(model.dim),
+    return table_usage(
+        data,
+        config.model.model_config(),
+        config.optimizer_config().kind,
         codes_train=processes.world_size == 1,
     )
 
