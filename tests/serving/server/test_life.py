@@ -81,7 +81,6 @@ def test_a_server_answers_503_until_its_model_is_ready(bundle: Path, row: dict[s
     assert "holdall_ready 0.0" in client.ask("GET", "/metrics")[2].decode()
     source.go.set()
     assert server.ready.wait(30)
-    client = Client(server)  # one that sent a body that was not read is closed
     assert client.json("GET", "/v2/health/ready")[0] == 200
     assert client.json("POST", "/score", {"rows": [row]})[0] == 200
     client.http.close()

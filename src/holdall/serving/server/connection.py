@@ -21,6 +21,8 @@ import msgspec
 MAX_HEAD_BYTES = 16 << 10
 MAX_AHEAD = 16
 """Most requests that one connection may send ahead of their answers before it is no longer read."""
+MAX_DISCARDED_BYTES = 1 << 20
+"""Longest body of a refused request that is read and dropped; the connection of a longer one is closed."""
 LINGER_SECONDS = 1.0
 """Seconds that a refused sender has to read its answer before the connection is closed."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -233,9 +235,10 @@ class Connection(asyncio.Protocol):
             return self._refuse_body()
         early = self.handler.early(request)
         if early is not None:
-            if b"content-length" in headers or b"transfer-encoding" in headers:
+            expects = b"expect" in headers or b"transfer-encoding" in headers
+            if expects or int(length or 0) > MAX_DISCARDED_BYTES:
                 return self._refuse_as(early)
-            request.refusal = early
+            request.refusal = early  # the body is read and dropped, so that the connection can go on
         elif headers.get(b"expect", b"").lower() == b"100-continue" and self.current is None and not self.waiting:
             self.transport.write(CONTINUE)
         return None
@@ -243,6 +246,8 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         request = self.incoming
         if request is None:
+            return None
+        if request.refusal is not None:
             return None
         if len(request.body) + len(body) > self.handler.max_bytes:
             return self._refuse_body()
@@ -304,7 +309,7 @@ class Connection(asyncio.Protocol):
             self.transport.write(self._encoded(request, answer, ends))
         self.since = time.monotonic()
         if ends:
-            self._end(linger=request.refusal is not None)
+            self._end(linger=self.is_last and request.refusal is not None)
         elif not self.is_running:
             self._run()
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Schema
 from holdall.serving.server.connection import Answer
 from holdall.serving.server.row_types import BodyError, Row, RowError, RowReader
@@ -237,7 +238,7 @@ def _number(name: str, row: int, value: Any) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         raise RowError(f"input '{name}': value {row} is no number") from None
-    if not abs(number) <= 3.4028234663852886e38:
+    if not abs(number) <= FLOAT32_MAX:
         raise RowError(
             f"input '{name}': value {row} is no finite number of float32: give BYTES with \"\" where it is missing"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from holdall import __version__
+from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Feature
 from holdall.serving.server.arrow_rows import CONTENT_TYPE
 from holdall.serving.server.served import Served
@@ -33,7 +34,10 @@ def describe(served: Served, name: str, config: ServerConfig, *, has_token: bool
     """OpenAPI description of every route, with an example that can be sent as it is."""
     scorer = served.scorer
     names = list(served.reader.names)
-    values = {column.name: {"type": ["number", "null"]} for column in scorer.schema.dense}
+    values = {
+        column.name: {"type": ["number", "null"], "minimum": -FLOAT32_MAX, "maximum": FLOAT32_MAX}
+        for column in scorer.schema.dense
+    }
     values |= {f.name: _feature(f) for f in scorer.schema.features if f.name in scorer.reads}
     row = {"type": "object", "properties": values, "required": names, "example": served.example}
     half = len(names) // 2
@@ -50,7 +54,8 @@ def describe(served: Served, name: str, config: ServerConfig, *, has_token: bool
         ),
         "Error": _object({"error": {"type": "string"}}, "error"),
         "Inference": _object(
-            {"inputs": {"type": "array", "items": _ref("Input"), "minItems": 1}, "id": {"type": "string"}}, "inputs"
+            {"inputs": {"type": "array", "items": _ref("Input"), "minItems": 1}, "id": {"type": ["string", "null"]}},
+            "inputs",
         ),
         "Input": _object(
             {
