@@ -133,11 +133,11 @@ class Connection(asyncio.Protocol):
             if request is not None and request.cancel is not None:
                 request.cancel()
         self.waiting.clear()
-        self.incoming = None
+        self.current = self.incoming = None
 
     def eof_received(self) -> bool:
         """Keep the connection open for the answers to what was sent; close it if there is nothing to answer."""
-        if self.is_lingering or (self.current is None and not self.waiting):
+        if self.is_lingering or not self.is_busy:
             return False
         self.is_closing = True
         return True
@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Finish the requests that were begun, and close the connection."""
         self.is_closing = True
-        if self.current is None and not self.waiting and self.incoming is None:
+        if not self.is_busy and self.incoming is None:
             self.transport.close()
 
     def check_time(self, now: float) -> None:
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(
                     408, f"the request took more than {self.handler.read_timeout:g} s to arrive: send it faster"
                 )
-        elif self.current is None and not self.waiting and passed > self.handler.idle_timeout:
+        elif not self.is_busy and passed > self.handler.idle_timeout:
             self.transport.close()
 
     # --- the parser ----------------------------------------------------------------------------------------------
@@ -239,9 +239,14 @@ class Connection(asyncio.Protocol):
             if expects or int(length or 0) > MAX_DISCARDED_BYTES:
                 return self._refuse_as(early)
             request.refusal = early  # the body is read and dropped, so that the connection can go on
-        elif headers.get(b"expect", b"").lower() == b"100-continue" and self.current is None and not self.waiting:
+        elif length is not None and headers.get(b"expect", b"").lower() == b"100-continue" and not self.is_busy:
             self.transport.write(CONTINUE)
         return None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request waits for its answer."""
+        return self.current is not None or bool(self.waiting)
 
     def on_body(self, body: bytes) -> None:
         request = self.incoming
@@ -298,8 +303,9 @@ class Connection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def answer(self, request: Request, answer: Answer) -> None:
-        """Send the answer of the request that is being handled."""
-        assert request is self.current
+        """Send the answer of the request that is being handled, unless its sender is gone."""
+        if request is not self.current:
+            return
         self.handler.observe(request, answer.status)
         self.current = None
         request.cancel = None

@@ -217,8 +217,7 @@ class Front:
             answer = await self.pages(request)
         except Exception as error:
             answer = self._refusal(error)
-        if request is request.connection.current:
-            self._answer(request, answer)
+        self._answer(request, answer)
 
 
 def _media_type(request: Request) -> str:
