@@ -32,7 +32,7 @@ def scorer(bundle: Path) -> Scorer:
 
 @pytest.fixture(scope="module")
 def server(bundle: Path) -> Iterator[Server]:
-    with running(bundle, max_rows=300, max_bytes=100_000, read_timeout=1.0) as server:
+    with running(bundle, max_rows=300, max_bytes=100_000) as server:
         yield server
 
 

@@ -36,7 +36,7 @@ def running(source: Path | Source, **settings: Any) -> Iterator[Server]:
     own = {key: settings.pop(key) for key in ("token", "request_log") if key in settings}
     if isinstance(source, Path):
         source = FixedSource(source)
-    server = Server(source, ServerConfig(**({"port": 0, "name": "model"} | settings)), **own)
+    server = Server(source, ServerConfig(**({"port": 0, "name": "model", "max_wait": 60.0} | settings)), **own)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

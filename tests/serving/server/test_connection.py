@@ -7,13 +7,14 @@ import re
 import socket
 import struct
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from holdall.serving.server.run import Server
-from tests.serving.server.running import Client, raw
+from tests.serving.server.running import Client, raw, running
 
 
 def post(body: bytes, *headers: str, path: str = "/score", version: str = "1.1") -> bytes:
@@ -84,12 +85,10 @@ def test_long_headers_are_refused(server: Server, body: bytes) -> None:
     assert statuses(raw(server, post(body, *many))) == [431]
 
 
-def test_a_slow_sender_is_refused(server: Server, body: bytes) -> None:
-    for sent in (b"POST /sc", post(body)[:-1]):
-        started = time.monotonic()
-        found = raw(server, sent)
-        assert statuses(found) == [408]
-        assert time.monotonic() - started < 20  # the limit is 1 s
+def test_a_slow_sender_is_refused(bundle: Path, body: bytes) -> None:
+    with running(bundle, read_timeout=0.3) as server:
+        for sent in (b"POST /sc", post(body)[:-1]):
+            assert statuses(raw(server, sent)) == [408]
 
 
 def test_a_sender_that_resets_leaves_nothing_behind(server: Server, body: bytes) -> None:
