@@ -9,6 +9,7 @@ Scores are those of `holdall evaluate`: to the bit for a batch of the same rows,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from holdall.data.batch import Batch
 from holdall.data.encode import Encoder
 from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
-from holdall.models import Model
+from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle, open_bundle
 from holdall.serving.explain_row import ExplainedRow, explain_row
+from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
 from holdall.serving.raw_rows import RowFormat
 from holdall.serving.release import TrainedRun
@@ -64,6 +66,14 @@ def load_bundle(bundle: Bundle, *, device: str = "cpu", mmap: bool = True) -> Sc
     return Scorer(bundle.path, model, bundle.schema, bundle.id_lookups(), step=step, fingerprint=fingerprint)
 
 
+class EncodedBatch(Batch):
+    """Batch that the scorer made itself: its ids are rows of their tables, and are not checked again."""
+
+
+def _encoded(batch: Batch) -> EncodedBatch:
+    return EncodedBatch(batch.dense, batch.ids, batch.label)
+
+
 class Scorer:
     """Model in evaluation mode and encoder of raw rows.
 
@@ -94,6 +104,8 @@ class Scorer:
         self._format = RowFormat.of(self.schema, self.reads)
         self._encoder = Encoder(self.schema, max_value_bytes=self._format.max_value_bytes, maps=lookups)
         self._device = batch_device(model)
+        self.fast = True
+        """Whether the fast path is taken where the model has one; its logits are those of the plain one."""
 
     @property
     def num_unseen(self) -> dict[str, int]:
@@ -106,7 +118,7 @@ class Scorer:
         """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
         if isinstance(rows, Batch):
             return rows
-        return self._encoder.encode(self._format.table(rows))
+        return _encoded(self._encoder.encode(self._format.table(rows)))
 
     def score(self, rows: Any) -> Floats:
         """Probabilities [R] of rows.
@@ -116,7 +128,7 @@ class Scorer:
         `prepare` reads it, but needs no label.
         """
         if isinstance(rows, str | Path):
-            blocks = (self._encoder.encode(block) for block in self._format.blocks(rows))
+            blocks = (_encoded(self._encoder.encode(block)) for block in self._format.blocks(rows))
             return np.concatenate([self._probabilities(batch) for batch in blocks])
         return self._probabilities(self.encode(rows))
 
@@ -124,8 +136,24 @@ class Scorer:
         """Logits [R] in float32, exactly those that evaluation computes for this batch."""
         if not len(batch):
             return torch.empty(0, device=self._device)
+        ids = batch.ids
+        if self.fast and len(batch) <= MAX_ROWS and ids.offsets is None and ids.weights is None:
+            fast = self._fast_model
+            if fast is not None:
+                if not isinstance(batch, EncodedBatch):
+                    self.model.check(ids)
+                with torch.inference_mode():
+                    return fast(batch.dense, ids)
         with torch.no_grad():
             return self.model(batch.to(self._device)).float()
+
+    @cached_property
+    def _fast_model(self) -> FastDLRM | None:
+        if self._device.type != "cpu" or not takes(self.model):
+            return None
+        assert isinstance(self.model, DLRM)
+        with torch.inference_mode():
+            return FastDLRM(self.model)
 
     def rank(self, user: Mapping[str, Any], items: Any) -> Floats:
         """Probabilities [R] of R items for one user.
