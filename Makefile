@@ -6,9 +6,9 @@ STAMP  := $(VENV)/.installed
 # One thread each, since the work of a test is tiny, and two processes more than cores, since tests wait for processes
 # that they start. Rewritten asserts are kept for the next run, whatever the environment says.
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
 
-.PHONY: install demo quick test tests style types lint docs bench peers clean
+.PHONY: install demo quick test tests kernels style types lint docs bench peers clean
 
 install: $(STAMP)
 
@@ -34,15 +34,18 @@ types: install
 
 # Between edits: everything that is fast.
 quick: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -n $(WORKERS) -m "not slow"
 
-# mypy keeps one core busy for a minute, so tests run beside it.
+# mypy keeps one core busy for a minute, and the ends of the tests leave cores idle: all three run at once.
 test: style
-	$(MAKE) -j 2 types tests
+	$(MAKE) -j 3 types tests kernels
 
 tests: install
-	$(PYTEST)
-	TRITON_INTERPRET=1 $(PYTEST) tests/kernels
+	$(PYTEST) -n $(WORKERS)
+
+# Triton kernels in its interpreter.
+kernels: install
+	TRITON_INTERPRET=1 $(PYTEST) -n auto tests/kernels
 
 docs: install
 	$(BIN)/mkdocs build --strict
