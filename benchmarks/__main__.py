@@ -22,6 +22,7 @@ BENCHMARKS = {
     "checkpoint": "benchmarks.checkpoint",
     "criteo_sample": "benchmarks.criteo_sample",
     "methods": "benchmarks.methods",
+    "methods_start": "benchmarks.methods_start",
     "hot_batches": "benchmarks.hot_batches",
     "drift": "benchmarks.drift",
     "tiers_disk": "benchmarks.tiers_disk",

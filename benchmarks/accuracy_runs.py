@@ -27,6 +27,7 @@ from holdall.data.negatives import training_loader
 from holdall.embedding.compress import compress
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DCNConfig, DLRMConfig, Model, ModelConfig, TBSMConfig
+from holdall.models.model import batch_device
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OptimizerName
 from holdall.optim.optimizers import Optimizers
@@ -183,10 +184,10 @@ def train(model: nn.Module, step: Callable[[Batch], None], job: Job, data: Path)
     scores = evaluate_model(model, valid)
     best = {"valid_logloss": scores["logloss"], "valid_auc": scores["auc"], "steps": 0}
     best_state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    num_steps, without_gain = 0, 0
+    num_steps, without_gain, device = 0, 0, batch_device(model)
     for epoch in range(rules.epochs):
         for number, batch in enumerate(loader.epoch(epoch), start=1):
-            step(batch)
+            step(batch.to(device))
             num_steps += 1
             if number % every and number != loader.num_batches:
                 continue

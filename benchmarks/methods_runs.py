@@ -19,16 +19,22 @@ from holdall.optim.table_bytes import count_table_bytes
 
 def run(job: Job, data: Path) -> dict[str, Any]:
     """Train one model; of a dense one with its final setting, the forms too."""
-    torch.set_num_threads(1)
-    torch.manual_seed(job.seed)
     start = time.process_time()
-    model = build(job, data)
-    found = train(model, stepper(model, job.setting), job, data)
-    peak = count_table_bytes(model, OptimizerConfig(name=OPTIMIZER).kind)
-    found |= {"bytes": model.bags.num_bytes(), "peak_bytes": peak.total, "dense_peak_bytes": peak.dense_total}
+    model, found = train_tables(job, data)
     if job.side == DENSE and job.stage == "final":
         found["forms"] = list(release_forms(without_optimizer(model, job, data), job, data))
     return {**found, "cpu_seconds": round(time.process_time() - start, 1)}
+
+
+def train_tables(job: Job, data: Path, device: str = "cpu") -> tuple[Model, dict[str, Any]]:
+    """The trained model of a job, its scores and its bytes."""
+    torch.set_num_threads(1)
+    torch.manual_seed(job.seed)
+    model = build(job, data).to(device)
+    found = train(model, stepper(model, job.setting), job, data)
+    peak = count_table_bytes(model, OptimizerConfig(name=OPTIMIZER).kind)
+    found |= {"bytes": model.bags.num_bytes(), "peak_bytes": peak.total, "dense_peak_bytes": peak.dense_total}
+    return model, found
 
 
 def build(job: Job, data: Path) -> Model:

@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import accuracy_runs, card, methods, methods_data, methods_figures, methods_release, methods_sides
+from benchmarks import (
+    accuracy_runs,
+    card,
+    methods,
+    methods_data,
+    methods_figures,
+    methods_release,
+    methods_sides,
+    methods_start,
+)
 from benchmarks.accuracy import Work
 from benchmarks.accuracy_runs import Job
 from benchmarks.methods_sides import DENSE, FOLDING, GRID, fold, methods_of, tune_budget
@@ -118,6 +127,29 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
     lines = (work / "runs.jsonl").read_text()
     call(monkeypatch, work, *options)
     assert (work / "runs.jsonl").read_text() == lines
+
+
+def test_small_from_the_start_is_compared_with_dense(
+    prepared: Path, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(methods_start, "GRID", GRID[2:4])
+    options = ["--work", str(small / "work"), "--prepared", str(prepared), "--sets", "planted", "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", ["methods_start", *options, "--jobs", "2", "--device", "cpu"])
+    methods_start.main()
+    made = json.loads((small / "results" / "methods_start.json").read_text())["results"]["from_start"]
+    found = [(row["side"], row["budget"], row["seeds"]) for row in made]
+    assert found == [("auto, counts", "1/40", 2), (DENSE, "1", 2)]
+    assert 1 / 41 < made[0]["peak_share"] <= 1 / 40
+    runs = [json.loads(line) for line in (small / "work" / "runs.jsonl").read_text().splitlines()]
+    assert len(runs) == 2 * (2 * methods_start.TUNING_SEEDS + 2)
+    assert all(("auc" in run["result"]) == (run["job"]["stage"] == "final") for run in runs)
+    for row in made:
+        tried = [run for run in runs if run["job"]["side"] == row["side"] and run["job"]["stage"] == "tune"]
+        losses = {}
+        for run in tried:
+            key = tuple(run["job"]["setting"])
+            losses[key] = losses.get(key, 0.0) + run["result"]["valid_logloss"]
+        assert tuple(row["setting"]) == min(losses, key=lambda setting: losses[setting])
 
 
 def test_settings_are_tried_before_seeds_and_test_scores_are_of_the_last_runs_alone(prepared: Path, small: Path):
