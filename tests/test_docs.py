@@ -34,6 +34,8 @@ NOT_RUN = {
     "source ": "changes the shell",
     "cd ": "changes the shell",
     "tensorboard ": "is a server",
+    "holdall serve ": "is a server: tests/serving/server",
+    "curl ": "asks a server: tests/serving/server",
     "holdall train data --out run --strategy plain --epochs 3 --resume": "goes on from a run under torchrun, see there",
 }
 """Commands that are not run here, by how they begin, and why."""
