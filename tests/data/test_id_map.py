@@ -109,3 +109,26 @@ def test_damaged_maps_are_refused(tmp_path: Path) -> None:
 def test_ids_are_64_bit_only_where_they_must_be() -> None:
     assert id_dtype(2**31 - 1) is np.int32
     assert id_dtype(2**31) is np.int64
+
+
+def test_withdrawn_values_are_unseen_and_gone(tmp_path: Path) -> None:
+    full = make(["a", "bb", "ccc", None, "d"])
+    left = full.without(np.array([1, 4]))
+    assert left.apply(["a", "bb", "ccc", "d", "x"]).tolist() == [0, 3, 2, 3, 3]
+    assert full.apply(["bb"]).tolist() == [1]
+    assert left.counts.tolist() == [full.counts[0], 0, full.counts[2], full.counts[3], 0]
+    left.save(tmp_path / "c.arrow")
+    loaded = IdMap.load(tmp_path / "c.arrow")
+    assert loaded.unseen == 3
+    assert loaded.apply(["a", "bb", "ccc", "d", "x"]).tolist() == [0, 3, 2, 3, 3]
+    assert b"bb" not in (tmp_path / "c.arrow").read_bytes()
+
+
+@pytest.mark.parametrize("named", [b"0", b"9", b"x", b"-1", b""])
+def test_a_map_that_names_no_unseen_row_is_refused(named: bytes, tmp_path: Path) -> None:
+    schema = pa.schema([("value", pa.string()), ("count", pa.int64())], metadata={b"unseen": named})
+    table = pa.table({"value": ["a", None, None], "count": [2, 1, 0]}).cast(schema)
+    with pa.ipc.new_file(str(tmp_path / "c.arrow"), schema) as writer:
+        writer.write_table(table)
+    with pytest.raises(DataError, match="0 unseen rows instead of one"):
+        IdMap.load(tmp_path / "c.arrow")

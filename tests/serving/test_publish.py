@@ -23,6 +23,7 @@ from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.models import DLRMConfig
 from holdall.serving.bundle import TABLES_FILE, Origin, Quality, open_bundle, write_bundle
 from holdall.serving.publish import CURRENT_FILE, Published, publish
+from holdall.serving.write_delta import write_delta
 from tests.common.killed import killed_at_each_change
 
 SMALL = DLRMConfig(dim=4, bottom=(4,), top=(4,))
@@ -209,12 +210,85 @@ def test_only_a_published_folder_is_published_to(bundles: list[Path], data: Path
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         publish(bundles[0], tmp_path / "file")
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="name a bundle or a delta to publish"):
         publish(None, tmp_path / "served")
-    with pytest.raises(ConfigError, match="one of the two"):
+    with pytest.raises(ConfigError, match="name a bundle or a delta to publish"):
         publish(bundles[0], tmp_path / "served", back=True)
     with pytest.raises(DataError, match="is not a published folder"):
         Published(data).current()
+
+
+# --- deltas ---------------------------------------------------------------------------------------------------------
+
+
+def next_delta(out: Path, served: Path, step: int | None, seed: int = 0) -> Path:
+    """A delta to what is current, with other rows in a table."""
+    base = Published(served).open()
+    model = base.model(mmap=False)
+    with torch.no_grad():
+        model.bags.packs[0].storage[seed % 50] += 1.0
+    origin = Origin(run=None, checkpoint=None, step=step)
+    write_delta(out, model, SMALL, base, origin, lambda _: Quality(table_bytes=1, dense_bytes=1))
+    return out
+
+
+def test_a_delta_is_published_and_gone_back_from(bundles: list[Path], data: Path, tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    scores = []
+    batch = next(iter(Loader(DataSet(data, "test"), 100).epoch(0)))
+    for step in (11, 12, 13, 14):
+        scores.append(Published(served).load().logits(batch))
+        target = publish(next_delta(tmp_path / f"delta-{step}", served, step, step), served).target
+        assert (target.step, len(target.deltas)) == (step, step - 10)
+    assert steps(served) == [14, 13, 12]
+    assert len(copies(served)) == 5  # the last three need the bundle and all deltas
+    for step in (13, 12):
+        publish(None, served, back=True)
+        assert torch.equal(Published(served).load().logits(batch), scores[step - 10])
+    publish(bundles[1], served)
+    assert steps(served) == [20, 12]
+    assert len(copies(served)) == 4
+
+
+def test_a_delta_that_does_not_follow_is_refused(bundles: list[Path], tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    publish(bundles[0], served)
+    first, other = (next_delta(tmp_path / f"delta-{seed}", served, 11, seed) for seed in (1, 2))
+    older = next_delta(tmp_path / "older", served, 9)
+    with pytest.raises(ConfigError, match="has no bundle yet"):
+        publish(first, tmp_path / "new")
+    with pytest.raises(DataError, match=r"is of step 9, and step 10 is current .*--allow-older"):
+        publish(older, served)
+    assert publish(first, served).changed
+    assert not publish(first, served).changed
+    with pytest.raises(DataError, match=r"was made for another bundle .*`holdall release RUN --since"):
+        publish(other, served)
+    assert steps(served) == [11, 10]
+    shutil.rmtree(served / Published(served).current().deltas[0])
+    with pytest.raises(DataError, match="no delta"):
+        Published(served).open()
+
+
+def test_a_kill_while_a_delta_is_published_leaves_a_folder_that_loads(bundles: list[Path], tmp_path: Path) -> None:
+    served, start = tmp_path / "served", tmp_path / "start"
+    publish(bundles[0], start)
+    delta = next_delta(tmp_path / "delta", start, 11)
+
+    def fresh() -> None:
+        shutil.rmtree(served, ignore_errors=True)
+        shutil.copytree(start, served)
+
+    found = []
+    for _ in killed_at_each_change(lambda: publish(delta, served), fresh):
+        found.append(tuple(steps(served)))
+        publish(delta, served)
+        assert steps(served) == [11, 10]
+        assert len(copies(served)) == 2
+    assert set(found) == {(10,), (11, 10)}
+
+
+# --- folders that were changed --------------------------------------------------------------------------------------
 
 
 def edit(folder: Path, change: Callable[[dict], None]) -> None:  # type: ignore[type-arg]
@@ -262,7 +336,7 @@ def remove(folder: Path) -> None:
 CHANGES: dict[Callable[[Path], None], str] = {
     leave: "names a folder that is not its own",
     leave_before: "names a folder that is not its own",
-    exchange: "is another bundle than current.json says",
+    exchange: "is another one than current.json says",
     newer: "version 2, this Holdall reads version 1",
     retype: "was changed after it was written",
     truncate: "current.json",
@@ -304,4 +378,4 @@ def test_the_command_publishes_and_goes_back(
     assert holdall.inspect(served)["fingerprint"] == open_bundle(bundles[0]).fingerprint
     with pytest.raises(SystemExit):
         main(["publish", "--to", served])
-    assert "name a bundle to publish" in capsys.readouterr().err
+    assert "name a bundle or a delta to publish" in capsys.readouterr().err

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from holdall.cli.options import print_json, tyro
+from holdall.common.errors import ConfigError
 
 
 def release(
@@ -19,13 +20,16 @@ def release(
     as_trained: bool = False,
     data: Path | None = None,
     device: str = "auto",
+    since: tuple[Path, ...] | None = None,
+    forget: Path | None = None,
+    merge: tuple[Path, ...] | None = None,
     overwrite: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Write the model of a run as a bundle, in a small form that is proved to be as good.
+    """Write the model of a run as a bundle, in a small form that is proved to be as good, or as a delta.
 
     Args:
-        run: Run folder.
+        run: Run folder; with --merge a bundle or a published folder.
         out: Folder to write.
         budget: Size of all tables, such as 16MB, or a share of their bytes as float32 rows, such as 1/100. When absent,
             the smallest form within --max-auc-loss and --max-logloss-increase.
@@ -37,8 +41,11 @@ def release(
         as_trained: Keep the tables as they were trained.
         data: Data set folder with the same ids; the one trained on when absent.
         device: cpu, cuda, or auto for a GPU if there is one.
-        overwrite: Replace an older bundle.
-        json: Print the description of the bundle as JSON on stdout.
+        since: Bundle that is in use, or a published folder, and the deltas after it: write only what changed since.
+        forget: With --since, a CSV file with the columns feature and value: these values score as unseen from now on.
+        merge: Deltas to write with the bundle RUN as one bundle; none for the current one of a published folder.
+        overwrite: Replace an older bundle or delta.
+        json: Print the description of what was written as JSON on stdout.
     """
     from holdall.commands.inspect import inspect, show
     from holdall.common.console import make_console
@@ -46,8 +53,12 @@ def release(
     from holdall.serving.release import release as run_release
     from holdall.serving.render import show_front
 
+    if merge is not None:
+        _merge(run, merge, out, overwrite, {"--since": since, "--forget": forget, "--budget": budget, "--data": data})
+        print_json(inspect(out)) if json else show(inspect(out))
+        return
     try:
-        run_release(
+        report = run_release(
             run,
             out,
             budget=budget,
@@ -58,16 +69,28 @@ def release(
             data=data,
             device=device,
             overwrite=overwrite,
+            since=since,
+            forget=forget,
             note=lambda row: print(f"tested {row.budget}: {row.verdict}", file=sys.stderr),
         )
     except GateError as refused:
         if not json:
             show_front([row.to_json() for row in refused.front], make_console())
         raise
-    if json:
-        print_json(inspect(out))
-    else:
-        show(inspect(out))
+    if report.num_unknown:
+        print(f"{report.num_unknown:,} values of {forget} are in no id map: nothing to withdraw", file=sys.stderr)
+    for name in report.without_rows:
+        print(f"table '{name}' has no rows of single values: nothing to overwrite", file=sys.stderr)
+    print_json(inspect(out)) if json else show(inspect(out))
+
+
+def _merge(base: Path, deltas: tuple[Path, ...], out: Path, overwrite: bool, others: dict[str, Any]) -> None:
+    from holdall.serving.release_delta import merge
+
+    for name, value in others.items():
+        if value is not None:
+            raise ConfigError(f"--merge writes a bundle and its deltas as they are: leave {name} out")
+    merge(base, deltas, out, overwrite=overwrite)
 
 
 def score(
@@ -157,10 +180,10 @@ def publish(
     allow_other_ids: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Make a bundle the one that servers of a folder score with, without a restart.
+    """Make a bundle, or a delta, the one that servers of a folder score with, without a restart.
 
     Args:
-        path: Bundle.
+        path: Bundle, or a delta to the current one.
         to: Published folder; made if it is new.
         back: Go back to the bundle before the current one.
         allow_older: Accept a bundle of an earlier step than the current one.

@@ -1,4 +1,4 @@
-"""The command `holdall inspect`: description of a data folder, run folder, bundle, export, published folder or
+"""The command `holdall inspect`: description of a data folder, run folder, bundle, delta, export, published folder or
 checkpoint, as data or on the console."""
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models.model import table_rows
 from holdall.serving.bundle import is_bundle, open_bundle
+from holdall.serving.delta import is_delta, open_delta
 from holdall.serving.export.export_folder import is_export
 from holdall.serving.export.render import describe_export, show_export
 from holdall.serving.publish import describe_published, is_published
-from holdall.serving.render import describe, show_bundle, show_published
+from holdall.serving.render import describe, describe_delta, show_bundle, show_delta, show_published
 from holdall.tables.describe import describe_method
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.same_data import DATA_SET
@@ -34,6 +35,8 @@ def inspect(path: str | Path) -> dict[str, Any]:
         raise DataError(f"{path} does not exist: give a data folder, a run folder, a bundle or a checkpoint")
     if is_bundle(path):
         return describe(open_bundle(path))
+    if is_delta(path):
+        return describe_delta(open_delta(path))
     if is_published(path):
         return describe_published(path)
     if is_export(path):
@@ -124,6 +127,7 @@ def show(description: dict[str, Any], console: Console | None = None) -> None:
         "data": _show_data,
         "run": _show_run,
         "bundle": show_bundle,
+        "delta": show_delta,
         "published": show_published,
         "export": show_export,
         "checkpoint": _show_checkpoint,

@@ -32,9 +32,9 @@ REPLACED = ".replaced"
 MARK = ".holdall-temporary"
 """File in a folder that we may remove: it says what for."""
 MARK_FORMAT = "holdall-temporary"
-ARTIFACTS = ("schema.json", "run.json", "bundle.json", "export.json", "current.json")
-"""Files that tell a data set, a run, a bundle, an export or a published folder: never removed with the folder around
-it."""
+ARTIFACTS = ("schema.json", "run.json", "bundle.json", "delta.json", "export.json", "current.json")
+"""Files that tell a data set, a run, a bundle, a delta, an export or a published folder: never removed with the folder
+around it."""
 
 Role = Literal["partial", "started", "replaced", "removed"]
 """A mark's reason: being written, begun in place, set aside, or being removed."""

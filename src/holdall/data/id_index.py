@@ -39,11 +39,11 @@ class IdIndex:
     """[n] int32 or int64."""
 
     @classmethod
-    def build(cls, values: pa.LargeStringArray, unseen: int, dtype: type[np.int32 | np.int64]) -> IdIndex:
-        """Index of all values but the one at `unseen`: 16 bytes a value, and 24 more while it is built."""
+    def build(cls, values: pa.LargeStringArray, dtype: type[np.int32 | np.int64]) -> IdIndex:
+        """Index of all values that are not null: 16 bytes a value, and 24 more while it is built."""
         hashes = mixed(hash_strings(values))
         order = np.argsort(hashes, kind="stable")
-        order = order[order != unseen]
+        order = order[values.is_valid().to_numpy(zero_copy_only=False)[order]]
         hashes = hashes[order]
         bits = max(1, len(order).bit_length() - 1)
         first = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)

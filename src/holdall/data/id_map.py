@@ -4,6 +4,9 @@ Row number = id, in popularity order: by count in the training split, descending
 bytes, ascending. The `unseen` row (a null value) represents every value that is not in the map; its count is the
 total of values rarer than `rare_below`, and among equal counts it comes last. A missing value is the empty string. In a
 folder that `holdall order` made, the ids from `ordered_from` on are in another order.
+
+In a bundle that values were withdrawn from, these are null, too, with a count of 0, and the metadata of the file has
+the unseen row.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
 FILE_SCHEMA = pa.schema([("value", pa.string()), ("count", pa.int64())])
+UNSEEN = b"unseen"  # key of the metadata of a file that has more than one null
 ROWS_PER_BATCH = 1 << 20  # of the file: keeps the 32-bit offsets of `string` from overflowing
 
 Array = npt.NDArray[Any]
@@ -41,12 +45,11 @@ class IdMap:
 
     def __init__(self, values: pa.Array, counts: Array, unseen: int):
         self.values = values.cast(pa.large_string())
-        """[num_rows] text; null at the unseen row."""
+        """[num_rows] text; null at the unseen row, and where a value was withdrawn."""
         self.counts = np.asarray(counts, dtype=np.int64)
         """[num_rows] occurrences in the training split, not increasing up to the feature's `ordered_from`."""
         self.unseen = unseen
         assert len(self.values) == len(self.counts)
-        assert self.values.null_count == 1
         assert not self.values[unseen].is_valid
 
     @property
@@ -61,18 +64,28 @@ class IdMap:
 
     def save(self, path: str | Path) -> None:
         table = pa.table({"value": self.values, "count": self.counts})
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, FILE_SCHEMA) as writer:
+        schema = FILE_SCHEMA if self.values.null_count == 1 else FILE_SCHEMA.with_metadata({UNSEEN: str(self.unseen)})
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for start in range(0, self.num_rows, ROWS_PER_BATCH):
-                writer.write_table(table.slice(start, ROWS_PER_BATCH).cast(FILE_SCHEMA))
+                writer.write_table(table.slice(start, ROWS_PER_BATCH).cast(schema))
 
     @classmethod
     def load(cls, path: str | Path) -> IdMap:
         table = read_file(path)
         values = table["value"].cast(pa.large_string()).combine_chunks()
-        if values.null_count != 1:
-            raise DataError(f"the id map {path} has {values.null_count} unseen rows instead of one")
-        unseen = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
-        return cls(values, table["count"].to_numpy(), unseen)
+        nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
+        named = (table.schema.metadata or {}).get(UNSEEN)
+        unseen = nulls if named is None else nulls[nulls == (int(named) if named.isdigit() else -1)]
+        if len(unseen) != 1:
+            raise DataError(f"the id map {path} has {len(unseen)} unseen rows instead of one")
+        return cls(values, table["count"].to_numpy(), int(unseen[0]))
+
+    def without(self, ids: Array) -> IdMap:
+        """This map with the values of some ids withdrawn: nothing is left of them, and they are unseen."""
+        is_out = np.zeros(self.num_rows, dtype=bool)
+        is_out[ids] = True
+        values = self.values.take(pa.array(np.arange(self.num_rows), mask=is_out))  # if_else would keep their bytes
+        return IdMap(values, np.where(is_out, 0, self.counts), self.unseen)
 
     def fingerprint(self) -> str:
         """SHA-256 of the values in the order of their ids; their counts do not matter."""
@@ -96,7 +109,7 @@ class IdMap:
     @cached_property
     def index(self) -> IdIndex:
         """Index of the values, without the unseen row."""
-        return IdIndex.build(self.values, self.unseen, self.dtype)
+        return IdIndex.build(self.values, self.dtype)
 
 
 def read_file(path: str | Path) -> pa.Table:

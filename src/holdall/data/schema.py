@@ -21,7 +21,7 @@ from holdall.common.output_folder import FolderKind
 FORMAT = "holdall-data"
 VERSION = 1
 SCHEMA_FILE = "schema.json"
-DATA_SET = FolderKind("data set", SCHEMA_FILE, FORMAT, without=("run.json", "bundle.json", "export.json"))
+DATA_SET = FolderKind("data set", SCHEMA_FILE, FORMAT, without=("run.json", "bundle.json", "delta.json", "export.json"))
 CURE = "copy the folder again, or make it again with `holdall prepare`"
 
 FeatureKind = Literal["categorical", "bag", "sequence"]

@@ -4,6 +4,7 @@
     schema.json          columns, transforms and ids of the data set
     model.safetensors    dense weights
     tables.safetensors   tables, memory-mapped when they are read
+    calibration.safetensors   what a change of a row counts, by table, where rows are stored as codes
     ids/*.arrow          raw value behind every id
     ids/*.index          id of every raw value, by its hash
     items.arrow          attributes of items, where the data set has them
@@ -52,6 +53,7 @@ VERSION = 1
 BUNDLE_FILE = "bundle.json"
 MODEL_FILE = "model.safetensors"
 TABLES_FILE = "tables.safetensors"
+CALIBRATION_FILE = "calibration.safetensors"
 BUNDLE = FolderKind("bundle", BUNDLE_FILE, FORMAT)
 
 
@@ -166,15 +168,29 @@ class Bundle:
         system may reclaim. With `mmap=False`, and on other devices, they are copied.
         """
         dtype = self.record.vector_dtype
+        vector_dtype = None if dtype is None else getattr(torch, dtype)
         model = build_model(
-            self.model_config,
-            self.schema,
-            self.methods,
-            None if dtype is None else getattr(torch, dtype),
-            MappedTensors(self.path / MODEL_FILE, mmap=False),
-            MappedTensors(self.path / TABLES_FILE, mmap=mmap),
+            self.model_config, self.schema, self.methods, vector_dtype, self.dense_tensors(), self.tables(mmap=mmap)
         )
         return model if torch.device(device).type == "cpu" else model.to(device)
+
+    def dense_tensors(self) -> MappedTensors:
+        """Tensors of the dense part, in memory."""
+        return MappedTensors(self.path / MODEL_FILE, mmap=False)
+
+    def tables(self, *, mmap: bool = True) -> MappedTensors:
+        """Tensors of the tables."""
+        return MappedTensors(self.path / TABLES_FILE, mmap=mmap)
+
+    def calibration(self) -> dict[str, torch.Tensor]:
+        """[dim, dim] by table: rows have the codes of the words that are nearest after this product. May be empty."""
+        if CALIBRATION_FILE not in self.record.files:
+            return {}
+        found = MappedTensors(self.path / CALIBRATION_FILE, mmap=False)
+        for name in found.names():
+            if name not in self.record.tables or found[name].shape != (self.record.tables[name].dim,) * 2:
+                raise DataError(f"{found.path} has a tensor '{name[:60]}' that is no calibration of a table: {CURE}")
+        return {name: found[name] for name in found.names()}
 
 
 def write_bundle(
@@ -186,10 +202,14 @@ def write_bundle(
     origin: Origin,
     quality: Quality,
     *,
+    calibration: Mapping[str, torch.Tensor] | None = None,
     overwrite: bool = False,
     inputs: Iterable[Path] = (),
 ) -> Record:
-    """Write a model with the id maps of its data set folder as a bundle, whole or not at all."""
+    """Write a model with the id maps of its data set folder as a bundle, whole or not at all.
+
+    `calibration` are the transforms [dim, dim], by table, that rows were coded by (see `precision_levels`).
+    """
     others = _other_files(data, schema, config)
     with output_folder(out, BUNDLE, overwrite=overwrite, inputs=[data, *inputs]) as folder:
         schema.save(folder)
@@ -204,6 +224,9 @@ def write_bundle(
         dense, tables = stored_tensors(model)
         write_tensors(folder / MODEL_FILE, dense)
         write_tensors(folder / TABLES_FILE, tables, packed_tensors(model))
+        if calibration:
+            write_tensors(folder / CALIBRATION_FILE, calibration)
+            names.append(CALIBRATION_FILE)
         dtype = model.bags.vector_dtype
         record = Record(
             kind="bundle",
@@ -218,8 +241,13 @@ def write_bundle(
             quality=quality,
             files={name: FileHash.of(folder / name) for name in names},
         )
-        write_json(folder / BUNDLE_FILE, {"format": FORMAT, "version": VERSION, **asdict(record)}, hashed=True)
+        save_record(folder, record)
     return record
+
+
+def save_record(folder: Path, record: Record) -> None:
+    """Write `bundle.json`."""
+    write_json(folder / BUNDLE_FILE, {"format": FORMAT, "version": VERSION, **asdict(record)}, hashed=True)
 
 
 def _stored_tables(model: Model) -> dict[str, StoredTable]:
@@ -289,7 +317,8 @@ def refuse_names(
     """Raise unless every file that a folder's manifest lists is inside it, under a plain name, and no link."""
     for name in files:
         parts = PurePosixPath(name).parts
-        if "\\" in name or name != "/".join(parts) or ".." in parts or parts[0] == "/" or name == listed_in:
+        plain = bool(parts) and "\\" not in name and name == "/".join(parts)
+        if not plain or ".." in parts or parts[0] == "/" or name == listed_in:
             raise DataError(f"{folder / listed_in} names a file outside its folder ({name[:60]!r}): {cure}")
         for depth in range(1, len(parts) + 1):
             inner = folder.joinpath(*parts[:depth])

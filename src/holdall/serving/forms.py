@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -103,8 +103,8 @@ class Forms:
         return compare(self.scores(split), score_split(model, DataSet(self.data, split)), rows)
 
 
-def trained_rows(model: Model) -> dict[str, Tensor]:
-    """The rows [num_rows, dim] of every table in float32, on the host.
+def trained_rows(model: Model, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The rows [num_rows, dim] of every table, or of some, in float32, on the host.
 
     Dense tables are not copied. Others are written out, table by table: into memory, or into a nameless file of the
     temporary folder where a table would take much of the memory.
@@ -116,7 +116,7 @@ def trained_rows(model: Model) -> dict[str, Tensor]:
         for name in pack.tables
     }
     found: dict[str, Tensor] = {}
-    for name in table_names(model):
+    for name in table_names(model) if names is None else names:
         table = model.bags.table(name)
         if name in on_disk:
             found[name] = _written_out(on_disk[name].read, table.num_rows, table.dim)

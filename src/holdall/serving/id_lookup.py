@@ -8,7 +8,7 @@ few pages; nothing is read when a map is opened.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,13 @@ Array = npt.NDArray[Any]
 class IdLookup:
     """Values, counts and index of one id map, as views of its files.
 
-    Without an index file the index is built at the first lookup that needs it, in memory.
+    Without an index file the index is built at the first lookup that needs it, in memory. The values of `withdrawn`
+    ids, ascending, are unseen.
     """
 
-    def __init__(self, path: Path, index: Path | None, feature: Feature):
+    def __init__(self, path: Path, index: Path | None, feature: Feature, withdrawn: Array | None = None):
+        self._out = np.empty(0, dtype=np.int64) if withdrawn is None else withdrawn
+        self._is_out = frozenset(self._out.tolist())
         self.num_rows, self.unseen = feature.num_rows, feature.unseen
         self.hot: dict[str | None, int] = {}
         """Ids of values that were looked up, below `hot_rows`; None is the missing value."""
@@ -102,21 +105,39 @@ class IdLookup:
         return pa.concat_arrays(parts).take(pa.array(inverse))
 
     def rows(self, start: int, stop: int) -> tuple[pa.Array, Array]:
-        """Values and counts of a range of ids."""
+        """Values and counts of a range of ids; the value is null for the unseen row, and where it is withdrawn."""
         parts = [
             counts[max(start - first, 0) : max(stop - first, 0)]
             for counts, first in zip(self._counts, self._bounds, strict=True)
         ]
-        return self.texts(np.arange(start, stop)), np.concatenate(parts)
+        ids = np.arange(start, stop)
+        texts, counts = self.texts(ids), np.concatenate(parts)
+        is_out = np.isin(ids, self._out)
+        if is_out.any():
+            texts, counts = texts.take(pa.array(np.arange(len(ids)), mask=is_out)), np.where(is_out, 0, counts)
+        return texts, counts
+
+    @property
+    def withdrawn(self) -> Array:
+        """Ids whose values are withdrawn, ascending: those that were given, and those without a value in the map."""
+        nulls = [self._out, np.empty(0, dtype=np.int64)]
+        for chunk, start in zip(self._values, self._bounds, strict=True):
+            if chunk.null_count:
+                nulls.append(np.flatnonzero(chunk.is_null().to_numpy(zero_copy_only=False)) + start)
+        found = np.unique(np.concatenate(nulls))
+        return found[found != self.unseen]
 
     def apply(self, values: Any) -> Array:
         """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
-        return self.index.find(as_text(values), self.texts, self.unseen)
+        found = self.index.find(as_text(values), self.texts, self.unseen)
+        if self._is_out:
+            found[np.isin(found, self._out)] = self.unseen
+        return found
 
     def id_of(self, text: str) -> int:
         """The id of one value."""
         found = self.index.find_one(text, self.text)
-        if found is None:
+        if found is None or found in self._is_out:
             return self.unseen
         if found < self.hot_rows:
             self.hot[text] = found
@@ -127,7 +148,7 @@ class IdLookup:
     def fill(self) -> None:
         """Keep all values of the hot prefix from now on."""
         for number, text in enumerate(self.texts(np.arange(self.hot_rows)).to_pylist()):
-            if text is not None:
+            if text is not None and number not in self._is_out:
                 self.hot[text] = number
         if "" in self.hot:
             self.hot[None] = self.hot[""]
@@ -139,12 +160,16 @@ def _numbers(chunk: pa.Int64Array) -> Array:
 
 
 def open_lookups(
-    folder: Path, schema: Schema, features: Collection[str], listed: Container[str] = ()
+    folder: Path,
+    schema: Schema,
+    features: Collection[str],
+    listed: Container[str] = (),
+    withdrawn: Mapping[str, Array] | None = None,
 ) -> dict[str, IdLookup]:
     """Id maps of some features, by feature; features that share a table share the object.
 
     An index is used if it is among the `listed` files, which were checked. The map of a table is that of its first
-    feature, whether it is one of `features` or not.
+    feature, whether it is one of `features` or not. `withdrawn` are ids, by table, whose values are unseen.
     """
     first: dict[str, Feature] = {}
     opened: dict[str, IdLookup] = {}
@@ -159,7 +184,8 @@ def open_lookups(
             check_other_file(folder, path, schema)
             index = index_path(path)
             is_listed = index.relative_to(folder).as_posix() in listed
-            opened[table] = IdLookup(path, index if is_listed else None, feature)
+            out = (withdrawn or {}).get(table)
+            opened[table] = IdLookup(path, index if is_listed else None, feature, out)
         found[feature.name] = opened[table]
     share_hot_rows(opened.values())
     return found
@@ -198,7 +224,8 @@ def read_index(path: Path, num_rows: int) -> tuple[IdIndex, int]:
     except KeyError as error:
         raise DataError(f"{path} has no {error}, and is no index of an id map: {CURE}") from None
     size, kinds = len(starts) - 1, {starts.dtype, ids.dtype}
-    fits = hashes.shape == ids.shape == (num_rows - 1,) and longest.shape == (1,) and starts.ndim == 1
+    fits = hashes.ndim == starts.ndim == 1 and hashes.shape == ids.shape and longest.shape == (1,)
+    fits = fits and len(ids) < num_rows
     if not fits or size < 2 or size & (size - 1) or kinds != {np.dtype(id_dtype(num_rows))} or hashes.dtype != np.int64:
         raise DataError(f"{path} is not the index of a map of {num_rows:,} rows: {CURE}")
     return IdIndex(starts, hashes.view(np.uint64), ids), int(longest[0])

@@ -12,13 +12,12 @@ import math
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.errors import DataError
 
 CURE = "copy the bundle again, or make it again with `holdall release`"
@@ -44,9 +43,21 @@ _DTYPES = {
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor | TensorByRows], joined: Sequence[Sequence[str]] = ()
-) -> None:
+class ReadByRows(Protocol):
+    """Tensor whose rows are read a block at a time."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def read(self, rows: Tensor) -> Tensor:
+        """[U, ...] on the host."""
+
+
+AnyTensor: TypeAlias = Tensor | ReadByRows
+
+
+def write_tensors(path: Path, tensors: Mapping[str, AnyTensor], joined: Sequence[Sequence[str]] = ()) -> None:
     """Write tensors, from any device and from any storage that is read by rows, in memory of one block.
 
     The tensors of each of the `joined` groups follow one another without padding.
@@ -64,7 +75,7 @@ def write_tensors(
             end += gap
         start, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
         entries[name] = _entry(_NAMES[tensor.dtype], list(tensor.shape), start, end)
-        blocks.append(_blocks(tensor))
+        blocks.append(block.reshape(-1).view(torch.uint8).numpy().data for _, block in row_blocks(tensor))
     header = json.dumps(entries).encode()
     header += b" " * (-(8 + len(header)) % ALIGNMENT)
     with path.open("wb") as file:
@@ -77,39 +88,45 @@ def _entry(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
 
 
-def _blocks(tensor: Tensor | TensorByRows) -> Iterator[Any]:
-    """Bytes of a tensor, some rows at a time."""
+def row_blocks(tensor: AnyTensor) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a tensor, some at a time, contiguous and on the host, each block with its first row.
+
+    A tensor without dimensions is one row.
+    """
     num_rows = tensor.shape[0] if tensor.shape else 1
     step = max(1, BLOCK_BYTES // max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize))
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         if isinstance(tensor, Tensor):
-            rows = tensor.detach()[start:stop] if tensor.dim() else tensor.detach()
+            rows = tensor.detach()[start:stop] if tensor.dim() else tensor.detach()[None]
         else:
             rows = tensor.read(torch.arange(start, stop))
-        yield rows.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        yield start, rows.cpu().contiguous()
 
 
 class MappedTensors:
     """Tensors of a file, by name, as views of one memory map.
 
     Nothing is read but the header; a page takes memory once it is read, and the system may reclaim that memory. A write
-    to a tensor goes to a private copy of the page. Without `mmap` the whole file is read into memory.
+    to a tensor goes to a private copy of the page, or with `shared` to the file. Without `mmap` the whole file is read
+    into memory.
     """
 
-    def __init__(self, path: Path, *, mmap: bool = True):
+    def __init__(self, path: Path, *, mmap: bool = True, shared: bool = False):
         self.path = path
         try:
             with safe_open(path, framework="pt"):  # validates the header: types, shapes and offsets
                 pass
-            with path.open("rb") as file:
+            with path.open("r+b" if shared else "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 entries = json.loads(file.read(length))
-                content = _mapped(file.fileno())
+                content = _mapped(file.fileno(), shared)
         except (SafetensorError, OSError, ValueError) as error:
             raise DataError(f"{path} is not a valid safetensors file ({error}): {CURE}") from error
         entries.pop("__metadata__", None)
-        self._content, self._start = content if mmap else content.clone(), 8 + length
+        self.content = content if mmap else content.clone()
+        """[bytes of the file] uint8."""
+        self._start = 8 + length
         self._places: dict[str, tuple[int, int]] = {}
         self._tensors: dict[str, Tensor] = {}
         for name, entry in entries.items():
@@ -124,13 +141,18 @@ class MappedTensors:
         start, end = self._start + start, self._start + end
         if start % dtype.itemsize:
             raise DataError(f"{self.path} has a tensor at byte {start}, which is not aligned to {dtype}: {CURE}")
-        return self._content[start:end].view(dtype).view(*shape)
+        return self.content[start:end].view(dtype).view(*shape)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def names(self) -> list[str]:
         return list(self._tensors)
+
+    def place(self, name: str) -> slice:
+        """Bytes of the file that a tensor has."""
+        start, end = self._places[name]
+        return slice(self._start + start, self._start + end)
 
     def joined(self, names: Sequence[str]) -> Tensor:
         """Tensors [R_i, dim] that follow one another in the file, as one [sum of R_i, dim]."""
@@ -144,11 +166,11 @@ class MappedTensors:
         )
 
 
-def _mapped(descriptor: int) -> Tensor:
-    """The bytes of a file: a private map, for which the system reserves no memory."""
+def _mapped(descriptor: int, shared: bool) -> Tensor:
+    """The bytes of a file: a map, private unless `shared`, for which the system reserves no memory."""
     if hasattr(mmap, "MAP_PRIVATE"):
-        flags, access = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        flags, access = mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         memory = mmap.mmap(descriptor, 0, flags=flags, prot=access)
     else:
-        memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+        memory = mmap.mmap(descriptor, 0, access=mmap.ACCESS_WRITE if shared else mmap.ACCESS_COPY)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -3,6 +3,7 @@
     FOLDER/
       current.json                     the bundle that is served, and the ones before it
       000007-bundle-3f9ac0d1e2b4/      complete copies, named by number and fingerprint
+      000008-delta-77b1d09c5a3e/       deltas that are applied to a bundle when it is loaded
 
 `publish` puts a complete copy in, under a new name, and then replaces `current.json` in one step, so that a kill at any
 moment leaves a folder that loads. `Published` is the reader: `current` is cheap enough to be called every second. The
@@ -26,7 +27,8 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.common.files import PARTIAL, atomic_folder, fsync_file, read_json, write_json
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import refuse_broken_link, refuse_place
-from holdall.serving.bundle import BUNDLE_FILE, Bundle, open_bundle
+from holdall.serving.bundle import BUNDLE_FILE, Bundle, Record, open_bundle
+from holdall.serving.delta import DELTA_FILE, Delta, apply_deltas, is_delta, open_delta
 from holdall.serving.mapped_tensors import CURE
 from holdall.serving.scorer import Scorer, load_bundle
 
@@ -136,8 +138,9 @@ class Published:
             if (self.folder / name).is_symlink():
                 raise DataError(f"{self.folder / name} is a link, which a published folder does not have: {_CURE}")
         bundle = open_bundle(self.folder / target.bundle)
+        bundle = apply_deltas(bundle, [open_delta(self.folder / name) for name in target.deltas])
         if bundle.fingerprint != target.fingerprint:
-            raise DataError(f"{bundle.path} is another bundle than {CURRENT_FILE} says: {_CURE}")
+            raise DataError(f"{self.folder / target.names[-1]} is another one than {CURRENT_FILE} says: {_CURE}")
         return bundle
 
     def load(self, target: Target | None = None, *, device: str = "cpu", mmap: bool = True) -> Scorer:
@@ -158,28 +161,31 @@ def publish(
     allow_older: bool = False,
     allow_other_ids: bool = False,
 ) -> Publication:
-    """Make a bundle the current one of a published folder; servers of that folder take it within seconds.
+    """Make a bundle, or a delta, the current one of a published folder; servers of that folder take it within seconds.
 
-    A bundle that is damaged, of an earlier step than the current one, or of other ids is refused, and the old one stays
-    current; `allow_older` and `allow_other_ids` accept the last two. One that is current already changes nothing. With
-    `back`, and no `path`, the one before the current becomes current again. The last three are kept.
+    One that is damaged, of an earlier step than the current one, or of other ids is refused, and the old one stays
+    current; `allow_older` and `allow_other_ids` accept the last two. A delta must have been made since the one that is
+    current. One that is current already changes nothing. With `back`, and no `path`, the one before the current becomes
+    current again. The last three are kept.
     """
     folder = Path(to)
     if back != (path is None):
-        raise ConfigError("name a bundle to publish, or go back to the one before with --back: one of the two")
+        raise ConfigError("name a bundle or a delta to publish, or pass --back to go back to the one before")
     refuse_broken_link(folder)
     with locked(folder):
         targets = _existing(folder)
         if path is None:
             return _go_back(folder, targets)
         refuse_place(folder, [Path(path)])
-        bundle = open_bundle(path)
+        source = open_delta(path) if is_delta(Path(path)) else open_bundle(path)
+        if targets and targets[0].fingerprint == source.fingerprint:
+            return Publication(folder, targets[0], targets[0])
+        if isinstance(source, Delta):
+            _refuse_delta(source, folder, targets)
         if targets:
-            _refuse_replacement(bundle, targets[0], folder, allow_older, allow_other_ids)
-            if targets[0].fingerprint == bundle.fingerprint:
-                return Publication(folder, targets[0], targets[0])
+            _refuse_replacement(source, targets[0], folder, allow_older, allow_other_ids)
         _remove_unnamed(folder, targets)
-        target = _kept(bundle, targets) or _copied(bundle, folder)
+        target = _kept(source, targets) or _copied(source, folder, targets)
         others = tuple(one for one in targets if one.fingerprint != target.fingerprint)
         kept = (target, *others)[:KEEP]
         _write_current(folder, kept)
@@ -203,19 +209,41 @@ def _existing(folder: Path) -> tuple[Target, ...]:
     return ()
 
 
-def _refuse_replacement(bundle: Bundle, before: Target, folder: Path, allow_older: bool, allow_other_ids: bool) -> None:
-    """Raise if a bundle must not take the place of the current one."""
-    ids, step = bundle.record.data_set["ids_fingerprint"], bundle.record.origin.step
+def _refuse_delta(delta: Delta, folder: Path, targets: tuple[Target, ...]) -> None:
+    """Raise if a delta cannot be applied to what is current."""
+    if not targets:
+        raise ConfigError(
+            f"{delta.path} is a delta, and {folder} has no bundle yet: publish the bundle it was made for"
+        )
+    if delta.record.base != targets[0].fingerprint:
+        raise DataError(
+            f"{delta.path} was made for another bundle than the one that is current in {folder}: publish deltas in "
+            f"their order, or make one with `holdall release RUN --since {folder}`"
+        )
+    apply_deltas(Published(folder).open(targets[0]), [delta])
+
+
+def _refuse_replacement(
+    source: Bundle | Delta, before: Target, folder: Path, allow_older: bool, allow_other_ids: bool
+) -> None:
+    """Raise if a bundle, or a delta, must not take the place of the current one."""
+    record = _result(source)
+    ids, step = record.data_set["ids_fingerprint"], record.origin.step
     if ids != before.ids_fingerprint and not allow_other_ids:
         raise DataError(
-            f"{bundle.path} has other ids than the bundle that is current in {folder}, so it is of another data set: "
+            f"{source.path} has other ids than the bundle that is current in {folder}, so it is of another data set: "
             f"publish it to a folder of its own, or pass --allow-other-ids if its data set follows the old one"
         )
     if step is not None and before.step is not None and step < before.step and not allow_older:
         raise DataError(
-            f"{bundle.path} is of step {step:,}, and step {before.step:,} is current in {folder}: publish a newer one, "
+            f"{source.path} is of step {step:,}, and step {before.step:,} is current in {folder}: publish a newer one, "
             f"go back with --back, or pass --allow-older"
         )
+
+
+def _result(source: Bundle | Delta) -> Record:
+    """Description of a bundle, or of the one that a delta leads to."""
+    return source.record.result if isinstance(source, Delta) else source.record
 
 
 def _go_back(folder: Path, targets: tuple[Target, ...]) -> Publication:
@@ -227,10 +255,10 @@ def _go_back(folder: Path, targets: tuple[Target, ...]) -> Publication:
     return Publication(folder, targets[1], targets[0])
 
 
-def _kept(bundle: Bundle, targets: tuple[Target, ...]) -> Target | None:
+def _kept(source: Bundle | Delta, targets: tuple[Target, ...]) -> Target | None:
     """A target of the same content, which needs no copy."""
     for target in targets:
-        if target.fingerprint == bundle.fingerprint:
+        if target.fingerprint == source.fingerprint:
             return replace(target, published=_now())
     return None
 
@@ -249,29 +277,33 @@ def _remove_unnamed(folder: Path, targets: tuple[Target, ...]) -> None:
             shutil.rmtree(entry)
 
 
-def _copied(bundle: Bundle, folder: Path) -> Target:
-    """Target of a complete copy of a bundle, under a new name."""
+def _copied(source: Bundle | Delta, folder: Path, targets: tuple[Target, ...]) -> Target:
+    """Target of a complete copy, under a new name, of a bundle, or of a delta to the current target."""
+    changes = isinstance(source, Delta)
+    kind, listed_in = ("delta", DELTA_FILE) if changes else ("bundle", BUNDLE_FILE)
     numbers = [int(found[1]) for entry in folder.glob("*") if (found := _NAME.match(entry.name))]
-    name = f"{max(numbers, default=0) + 1:06d}-bundle-{bundle.fingerprint[:12]}"
+    name = f"{max(numbers, default=0) + 1:06d}-{kind}-{source.fingerprint[:12]}"
     is_new = not folder.exists()
     try:
         with atomic_folder(folder / name) as partial:
-            _copy_files(bundle.path, partial, {**bundle.record.files, BUNDLE_FILE: None})
+            _copy_files(source.path, partial, {**source.record.files, listed_in: None}, listed_in)
     except BaseException:
         if is_new:
             with suppress(OSError):
                 folder.rmdir()
         raise
+    record = _result(source)
     return Target(
-        bundle=name,
-        fingerprint=bundle.fingerprint,
-        step=bundle.record.origin.step,
-        ids_fingerprint=bundle.record.data_set["ids_fingerprint"],
+        bundle=targets[0].bundle if changes else name,
+        deltas=(*targets[0].deltas, name) if changes else (),
+        fingerprint=source.fingerprint,
+        step=record.origin.step,
+        ids_fingerprint=record.data_set["ids_fingerprint"],
         published=_now(),
     )
 
 
-def _copy_files(source: Path, to: Path, files: dict[str, FileHash | None]) -> None:
+def _copy_files(source: Path, to: Path, files: dict[str, FileHash | None], listed_in: str) -> None:
     """Copy files by name; those whose bytes were copied, and have a hash, are compared with it."""
     copied: dict[Path, FileHash] = {}
     for name, hashes in files.items():
@@ -281,7 +313,7 @@ def _copy_files(source: Path, to: Path, files: dict[str, FileHash | None]) -> No
             shutil.copyfile(source / name, target)
             if hashes is not None:
                 copied[target] = hashes
-    FileCheck(copied, listed_in=BUNDLE_FILE, cure=CURE).result()
+    FileCheck(copied, listed_in=listed_in, cure=CURE).result()
 
 
 def _shared(source: Path, target: Path) -> bool:

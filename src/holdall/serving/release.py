@@ -2,64 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from torch import Tensor
 
 from holdall.common.errors import ConfigError
 from holdall.common.output_folder import check_output
-from holdall.data.dataset import DataSet
-from holdall.data.schema import Schema
-from holdall.evaluation.evaluate_model import evaluate_model
-from holdall.models import Model
-from holdall.serving.bundle import BUNDLE, Metric, Origin, Quality, Record, write_bundle
-from holdall.serving.bundle_model import table_names
+from holdall.serving.bundle import BUNDLE, write_bundle
 from holdall.serving.forms import Forms
-from holdall.serving.gate import FrontRow, Released, release_model
-from holdall.training.config import TrainConfig
-from holdall.training.evaluate_run import load_model
-from holdall.training.same_data import refuse_other_data, refuse_replaced_data, run_fingerprint
-from holdall.training.tracking import read_run
-
-
-@dataclass(frozen=True)
-class ReleaseReport:
-    """Bundle that was written, and what is known about its model."""
-
-    path: Path
-    record: Record
-
-    @property
-    def quality(self) -> Quality:
-        return self.record.quality
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """Model of a run with everything that it was made from."""
-
-    run: Path
-    model: Model
-    config: TrainConfig
-    schema: Schema
-    data: Path
-    origin: Origin
-
-    @classmethod
-    def load(cls, run: Path, data: Path | None = None, device: str = "auto") -> TrainedRun:
-        """The best checkpoint of a run, and its data set folder or another one with the same ids."""
-        document = read_run(run)
-        model, config, schema, checkpoint = load_model(run, device=device)
-        assert isinstance(model, Model)
-        folder = Path(document["config"]["data"]) if data is None else data
-        found = DataSet(folder, "train", check=False).schema
-        refuse_other_data(found, schema, folder)
-        if data is None:
-            refuse_replaced_data(found, schema, folder, run)
-        step = int(checkpoint.name.removesuffix(".replaced").rpartition("-")[2])
-        origin = Origin(run=run_fingerprint(document), checkpoint=checkpoint.name, step=step)
-        return cls(run, model, config, found, folder, origin)
+from holdall.serving.gate import FrontRow, release_model
+from holdall.serving.release_delta import release_delta
+from holdall.serving.trained_run import ReleaseReport, TrainedRun, quality_as_trained, quality_released
+from holdall.tables.codes import CodesTable
 
 
 def release(
@@ -74,6 +29,8 @@ def release(
     data: str | Path | None = None,
     device: str = "auto",
     overwrite: bool = False,
+    since: str | Path | Sequence[str | Path] | None = None,
+    forget: str | Path | None = None,
     note: Callable[[FrontRow], None] = lambda _: None,
 ) -> ReleaseReport:
     """Write the model of a run as a bundle, in a smaller form that is proved on the validation split.
@@ -87,8 +44,31 @@ def release(
 
     The run's best checkpoint is read. `data` is its data set folder, or another one with the same ids, for id maps,
     training and validation rows.
+
+    With `since`, a bundle, or a published folder, or one of these and the deltas after it, only what changed since is
+    written: a delta. Its tables have the methods of the base. Where these are not those of the run, the proof is held
+    against `max_auc_loss`, or the limit of the base. `forget` is then a CSV file with the columns `feature` and
+    `value`: these values are withdrawn, and score as unseen from then on.
     """
     out = Path(out)
+    if since is not None:
+        others = {"--budget": budget, "--polish": polish or None, "--as-trained": as_trained or None}
+        named = next((name for name, value in others.items() if value is not None), None)
+        if named is not None:
+            raise ConfigError(f"--since keeps the methods of the tables in the base: leave {named} out")
+        return release_delta(
+            Path(run),
+            out,
+            [Path(path) for path in ([since] if isinstance(since, str | Path) else since)],
+            forget=None if forget is None else Path(forget),
+            max_auc_loss=max_auc_loss,
+            max_logloss_increase=max_logloss_increase,
+            data=None if data is None else Path(data),
+            device=device,
+            overwrite=overwrite,
+        )
+    if forget is not None:
+        raise ConfigError("--forget withdraws values from a bundle that is in use: name it with --since")
     given = {
         "--budget": budget,
         "--max-auc-loss": max_auc_loss,
@@ -100,6 +80,7 @@ def release(
         raise ConfigError(f"--as-trained keeps the tables as they are: leave {named} out")
     check_output(out, BUNDLE, overwrite=overwrite, inputs=[Path(run)])
     trained = TrainedRun.load(Path(run), None if data is None else Path(data), device)
+    calibration: dict[str, Tensor] = {}
     if as_trained:
         model, quality = trained.model, quality_as_trained(trained.model, trained.data)
     else:
@@ -113,6 +94,8 @@ def release(
             note=note,
         )
         model, quality = released.form.model, quality_released(released)
+        if any(isinstance(part, CodesTable) for part in model.modules()):
+            calibration = {name: table.transform for name, table in forms.precision.tables.items()}
     record = write_bundle(
         out,
         model,
@@ -121,49 +104,8 @@ def release(
         trained.data,
         trained.origin,
         quality,
+        calibration=calibration,
         overwrite=overwrite,
         inputs=[trained.run],
     )
     return ReleaseReport(out, record)
-
-
-def quality_released(released: Released) -> Quality:
-    """Size, metrics, proof and front of a form, as the bundle has them."""
-    auc, logloss = released.proof.auc, released.proof.logloss
-    return Quality(
-        table_bytes=released.form.num_bytes,
-        dense_bytes=released.dense_bytes,
-        metrics=tuple(Metric(name=one.metric, split="valid", value=one.candidate) for one in (auc, logloss)),
-        proof={**released.limits.to_json(), "sentence": released.sentence, **released.proof.to_json()},
-        front=[row.to_json() for row in released.front],
-    )
-
-
-def quality_as_trained(model: Model, data: Path) -> Quality:
-    """Size and validation metrics of a model whose tables stay as they are: nothing is left to prove."""
-    return Quality(
-        table_bytes=table_bytes(model), dense_bytes=dense_bytes(model), metrics=validation_metrics(model, data)
-    )
-
-
-def validation_metrics(model: Model, data: Path) -> tuple[Metric, ...]:
-    """AUC and logloss on the validation split, where it has rows of both classes; AUC is the metric of record."""
-    schema = Schema.load(data)
-    if "valid" not in schema.splits or not schema.splits["valid"].rows:
-        return ()
-    found = evaluate_model(model, DataSet(data, "valid"), allow_one_class=True)
-    return tuple(
-        Metric(name=name, split="valid", value=found[name])
-        for name in ("auc", "logloss")
-        if not math.isnan(found[name])
-    )
-
-
-def dense_bytes(model: Model) -> int:
-    """Bytes of all tables of a model as float32 rows."""
-    return sum(4 * model.bags.table(name).num_rows * model.bags.dim for name in table_names(model))
-
-
-def table_bytes(model: Model) -> int:
-    """Bytes of all tables of a model as they are stored."""
-    return model.bags.num_bytes()

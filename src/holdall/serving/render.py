@@ -1,4 +1,4 @@
-"""Bundles and published folders on the console: results first, then where they come from."""
+"""Bundles, deltas and published folders on the console: results first, then where they come from."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from holdall.common.console import table
 from holdall.common.sizes import readable_bytes
 from holdall.serving.bundle import Bundle
+from holdall.serving.delta import Delta
 from holdall.tables import Bands, Codes, Dense, Method, Quantized, Shared
 
 
@@ -55,7 +56,8 @@ def show_bundle(found: dict[str, Any], console: Console) -> None:
         console.print(f"{quality['metrics'][0]['split']}: {text}")
     if quality["proof"] is not None:
         console.print(quality["proof"]["sentence"])
-        show_front(quality["front"], console)
+        if quality["front"]:
+            show_front(quality["front"], console)
     tables = table("table", "rows", "stored as")
     tables.columns[-1].justify = "left"
     for name, entry in found["tables"].items():
@@ -85,10 +87,52 @@ def show_front(front: list[dict[str, Any]], console: Console) -> None:
     console.print(rows)
 
 
+def describe_delta(delta: Delta) -> dict[str, Any]:
+    """A JSON-able description of a delta."""
+    record = delta.record
+    result = asdict(record.result)
+    return {
+        "kind": "delta",
+        "path": str(delta.path),
+        "bytes": sum(file.bytes for file in record.files.values()),
+        "base": record.base,
+        "base_step": record.base_step,
+        "fingerprint": delta.fingerprint,
+        **{name: result[name] for name in ("quality", "made", "holdall", "commit", "origin", "data_set")},
+        "tensors": delta.num_changed(),
+        "withdrawn": delta.num_withdrawn(),
+    }
+
+
+def show_delta(found: dict[str, Any], console: Console) -> None:
+    """Print the description of a delta."""
+    steps = [
+        "an unknown step" if step is None else f"step {step:,}"
+        for step in (found["base_step"], found["origin"]["step"])
+    ]
+    console.print(
+        f"{readable_bytes(found['bytes'])}: from {found['base'][:12]} ({steps[0]}) to {found['fingerprint'][:12]} "
+        f"({steps[1]})"
+    )
+    tensors = table("tensor", "changed rows")
+    for name, count in found["tensors"].items():
+        tensors.add_row(name, "all" if count is None else f"{count:,}")
+    console.print(tensors)
+    for name, count in found["withdrawn"].items():
+        console.print(f"withdrawn from table '{name}': {count:,} values")
+    quality = found["quality"]
+    if quality["metrics"]:
+        text = ", ".join(f"{metric['name']} {metric['value']:.5f}" for metric in quality["metrics"])
+        console.print(f"{quality['metrics'][0]['split']}: {text}")
+    if quality["proof"] is not None:
+        console.print(quality["proof"]["sentence"])
+
+
 def published_text(target: dict[str, Any]) -> str:
     """A target of a published folder in a few words."""
     step = "of an unknown step" if target["step"] is None else f"of step {target['step']:,}"
-    deltas = f" with {len(target['deltas'])} deltas" if target["deltas"] else ""
+    count = len(target["deltas"])
+    deltas = f" with {count} delta{'s' if count > 1 else ''}" if count else ""
     return f"{target['bundle']}{deltas}, {step}, published {target['published']}"
 
 

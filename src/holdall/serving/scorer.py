@@ -31,7 +31,7 @@ from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
 from holdall.serving.raw_rows import RowFormat
-from holdall.serving.release import TrainedRun
+from holdall.serving.trained_run import TrainedRun
 from holdall.serving.vectors import feature_rows, write_vectors
 from holdall.training.tracking import RUN_FILE
 

@@ -29,9 +29,9 @@ from holdall.data.rows import shown
 from holdall.models import Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, open_bundle
-from holdall.serving.release import TrainedRun
 from holdall.serving.replay import RawSource, ReplayedRows, check_columns, rebuilt, replayed
 from holdall.serving.scorer import Scorer, load
+from holdall.serving.trained_run import TrainedRun
 from holdall.serving.vectors import feature_rows
 
 Array = npt.NDArray[Any]
