@@ -18,6 +18,7 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.bands import FLOATS
 from holdall.tables import Bands, Codes, Quantized, Shared
 from tests.kernels import bands_checks as checks
+from tests.kernels import code_rows_checks
 
 
 @pytest.mark.parametrize("dim", [1, 4, 7, 8, 16, 64, 128])
@@ -40,6 +41,13 @@ def test_steps_equal_plain_torch(optimizer: str) -> None:
     found, expected = checks.steps("triton", optimizer, "cuda"), checks.steps("torch", optimizer, "cuda")
     torch.testing.assert_close(found[0], expected[0], rtol=1e-2, atol=1e-2)  # codes that train may round otherwise
     assert all(bool(torch.isfinite(tensor).all()) for tensor in found)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dim", [1, 7, 16, 128])
+def test_moved_codes_are_those_of_plain_torch(bits: int, dtype: torch.dtype, dim: int) -> None:
+    code_rows_checks.check_moves(bits, dtype, dim, "cuda")
 
 
 def banded() -> EmbeddingBags:

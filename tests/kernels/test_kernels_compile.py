@@ -21,7 +21,14 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from holdall.kernels import bands_triton, interaction_triton, lookup_triton, row_update_triton
+from holdall.kernels import (
+    band_gradients_triton,
+    bands_triton,
+    code_rows_triton,
+    interaction_triton,
+    lookup_triton,
+    row_update_triton,
+)
 from holdall.kernels import frobenius_kernels_triton as frobenius
 from holdall.kernels.row_update import UpdateRule
 
@@ -115,6 +122,31 @@ def test_lookups_in_bands(dim: int, kind: str) -> None:
         DIM=dim, BLOCK_B=4096 // block, BLOCK_D=block,
     )  # fmt: skip
     assert "st.global" in code
+
+
+@pytest.mark.parametrize("dim", [1, 7, 128])
+@pytest.mark.parametrize("kind", ["*fp32", "*bf16"])
+def test_gradients_of_bands(dim: int, kind: str) -> None:
+    block = max(2, triton.next_power_of_2(dim))
+    types = {"grads": kind, "values": "*i32", "numbers": "*i32", "touched": "*i8", "learning": "*i64", "none": "i32"}
+    code = compiled(
+        band_gradients_triton._gradients_kernel, 2, types, NUM_TABLES=26, PARTS=3, NUMBERS=True, SUMS=True, DIM=dim,
+        BLOCK_B=1024 // block, BLOCK_D=block,
+    )  # fmt: skip
+    assert "red.global" in code or "atom" in code
+
+
+@pytest.mark.parametrize("dim", [1, 7, 128])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("grid", [tl.float32, tl.bfloat16, tl.float16])
+def test_moves_of_codes(dim: int, bits: int, grid: Any) -> None:
+    block = max(2, triton.next_power_of_2(dim))
+    types = {"parts": "*i64", "num_rows": "i32", "num_parts": "i32", "headroom": "fp32"}
+    code = compiled(
+        code_rows_triton._move_kernel, 1, types, SEARCH=5, BITS=bits, GRID=grid, LIMIT=65504.0, EPS=1e-3,
+        PER_LEVEL=0.01, DIM=dim, BLOCK_K=512 // block, BLOCK_D=block,
+    )  # fmt: skip
+    assert "div.rn.f32" in code
 
 
 def test_codes_are_read_several_at_once_in_the_layout_of_their_vectors() -> None:

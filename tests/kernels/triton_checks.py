@@ -206,8 +206,11 @@ def check_norm(num_lookups: int, num_rows: int, dim: int, kind: str, device: str
     ids = some_ids(kind, num_lookups, num_rows, generator)
     gradient = RowGradient(ids.to(device), torch.randn(num_lookups, dim, generator=generator).to(device))
     found = row_update_triton.squared_norm(gradient, row_update_triton.sorted_ids(gradient, num_rows))
-    expected = sum_by_row_reference(RowGradient(ids, gradient.grad.double().cpu()))[1].square().sum()
-    assert error(found, expected) < TOLERANCE[torch.float32]
+    rows, sums = sum_by_row_reference(RowGradient(ids, gradient.grad.double().cpu()))
+    assert error(found, sums.square().sum()) < TOLERANCE[torch.float32]
+    summed = row_update_triton.sum_by_row(gradient)
+    assert torch.equal(summed[0].cpu(), rows)
+    assert error(summed[1], sums) < TOLERANCE[torch.float32]
 
 
 def check_stochastic(optimizer: str, dtype: torch.dtype, device: str = "cpu") -> None:

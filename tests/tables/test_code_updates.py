@@ -113,7 +113,7 @@ def test_sums_are_those_of_each_lookup(pushed) -> None:  # type: ignore[no-untyp
     for number, ids, gradients in summed:
         expected = torch.zeros(ROWS[number], DIM)
         for each in tables[number].pending:
-            gradient = each.own() if isinstance(each, GradientShare) else each
+            gradient = each.own(torch.float32) if isinstance(each, GradientShare) else each
             rows = gradient.grad if gradient.bag_of is None else gradient.grad[gradient.bag_of]
             expected.index_add_(0, gradient.ids, rows)
         torch.testing.assert_close(torch.zeros_like(expected).index_copy_(0, ids, gradients), expected)

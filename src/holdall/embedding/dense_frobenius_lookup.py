@@ -180,7 +180,7 @@ class DenseFrobeniusLookup(torch.autograd.Function):
         for part in plan.dense:
             lookup_triton.write_columns(part.pack.storage, values, plan.lines(part, values.device), out)
         if plan.bands.members:
-            ctx.band_parameters = plan.bands.write(values, out)
+            ctx.band_lookup = plan.bands.write(values, out)
         for (_, column), vectors in zip(plan.rest, columns, strict=True):
             out[:, column] = vectors
         other.join()
@@ -209,7 +209,7 @@ class DenseFrobeniusLookup(torch.autograd.Function):
         for group, u in zip(plan.frobenius.values(), us, strict=True):
             found.extend(fused_gradients(group.factors(), _places(group), lookups, u, grad)[0])
         if plan.bands.members:
-            found.extend(plan.bands.gradients(ctx.band_parameters, values, grad))
+            found.extend(plan.bands.gradients(ctx.band_lookup, values, grad))
         for (_, column), dtype in zip(plan.rest, ctx.column_types, strict=True):
             found.append(grad[:, column].to(dtype))
         return None, None, None, None, *found

@@ -22,6 +22,10 @@ MAX_PARTS = 8
 """Most codewords of a row that the kernel adds up."""
 
 
+NOTHING, NUMBERED, SUMMED = range(3)
+"""How `band_gradients_triton` computes the gradient of a band."""
+
+
 class StoredBand(NamedTuple):
     """Tensors of the ids from `start` to before `end` of a table."""
 

@@ -377,3 +377,12 @@ def squared_norm(gradient: RowGradient, sorted_rows: tuple[Tensor, Tensor]) -> T
     placeholder = squares.new_empty(0, dim)
     update_sorted_rows(UpdateRule.NORM, placeholder, [squares], gradient, sorted_rows, UpdateScalars())
     return squares.sum()
+
+
+def sum_by_row(gradient: RowGradient) -> tuple[Tensor, Tensor]:
+    """`row_gradient.sum_by_row` in float32, whatever the type of the gradient; waits for the number of rows."""
+    ids, order = sorted_ids(gradient, 2**63)
+    distinct, runs = torch.unique_consecutive(ids, return_inverse=True)
+    sums = torch.zeros(len(distinct), gradient.grad.shape[1], dtype=torch.float32, device=ids.device)
+    update_sorted_rows(UpdateRule.SGD, sums, [], gradient, (runs, order), UpdateScalars(lr=-1.0))
+    return distinct.long(), sums

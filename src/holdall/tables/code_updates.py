@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from holdall.kernels.dispatch import HAS_TRITON, INTERPRETED, plain_torch, takes_triton
 from holdall.kernels.row_gradient import RowGradient, join, sum_by_row
 from holdall.kernels.stochastic import uniform_noise
-from holdall.tables.rounding import move_codes, move_on_grid, pack_pairs, unpack_pairs
+from holdall.tables.rounding import HEADROOM, move_codes, move_on_grid, pack_pairs, unpack_pairs
 
 if TYPE_CHECKING:
     from holdall.tables.quantized import StochasticRoundingTable
@@ -27,16 +28,16 @@ class GradientShare:
     """Gradient of the rows of one table, numbered from `start` to before `end` in a gradient of several tables."""
 
     joint: RowGradient
-    """Its ids beyond those of all tables are of no row."""
+    """Its ids beyond those of all tables are of no row; its type may be another than that of the rows."""
     start: int
     end: int
 
-    def own(self) -> RowGradient:
-        """The gradient of the table alone."""
+    def own(self, dtype: torch.dtype) -> RowGradient:
+        """The gradient of the table alone, in `dtype`."""
         ids = self.joint.ids
         lookups = ((ids >= self.start) & (ids < self.end)).nonzero()[:, 0]
         bags = lookups if self.joint.bag_of is None else self.joint.bag_of[lookups]
-        return RowGradient(ids[lookups].long() - self.start, self.joint.grad, bags)
+        return RowGradient(ids[lookups].long() - self.start, self.joint.grad.to(dtype), bags)
 
 
 class Touched(NamedTuple):
@@ -72,7 +73,7 @@ def sum_pending(tables: Sequence[StochasticRoundingTable]) -> list[Touched]:
         if table.pending:
             share = _only_share(table)
             joint = None if share is None else id(share.joint)
-            groups.setdefault((table.dim, table.row_dtype, table.device, joint), []).append(number)
+            groups.setdefault((table.dim, table.row_dtype, table.codes.device, joint), []).append(number)
     found = [touched for group in groups.values() for touched in _sum_group(tables, group)]
     return sorted(found, key=lambda touched: touched.number)
 
@@ -94,19 +95,29 @@ def _sum_group(tables: Sequence[StochasticRoundingTable], numbers: Sequence[int]
         own = [tables[number].own_gradient() for number in numbers]
         if len(own) == 1 or any(gradient.is_summed for gradient in own):
             for number, gradient in zip(numbers, own, strict=True):
-                summed = (gradient.ids, gradient.grad) if gradient.is_summed else sum_by_row(gradient)
-                yield Touched(number, *summed)
+                is_summed, dtype = gradient.is_summed, tables[number].row_dtype
+                yield Touched(number, *((gradient.ids, gradient.grad) if is_summed else _sum_by_row(gradient, dtype)))
             return
         start = 0
         for number, gradient in zip(numbers, own, strict=True):
             parts.append(GradientShare(gradient, start, start + tables[number].num_rows))
             start = parts[-1].end
         joint = join([replace(part.joint, ids=part.joint.ids + part.start) for part in parts])
-    distinct, sums = sum_by_row(joint)
+    distinct, sums = _sum_by_row(joint, tables[numbers[0]].row_dtype)
     edges = torch.tensor([edge for part in parts for edge in (part.start, part.end)], device=distinct.device)
     cuts = torch.searchsorted(distinct, edges).tolist()
     for number, part, first, last in zip(numbers, parts, cuts[::2], cuts[1::2], strict=True):
         yield Touched(number, distinct[first:last] - part.start, sums[first:last])
+
+
+def _sum_by_row(gradient: RowGradient, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`sum_by_row` of a gradient for rows of type `dtype`; a kernel sums it in float32."""
+    fits = dtype.itemsize <= 4 and gradient.grad.shape[1] <= 2048
+    if fits and gradient.ids.numel() and takes_triton("the sum of row gradients", gradient.grad):
+        from holdall.kernels import row_update_triton
+
+        return row_update_triton.sum_by_row(gradient)
+    return sum_by_row(replace(gradient, grad=gradient.grad.to(dtype)))
 
 
 @torch.no_grad()
@@ -123,7 +134,7 @@ def apply_row_updates(
         table = tables[touched.number]
         if touched.ids.numel():
             stored = (table.method.bits, table.grid.dtype, table.has_one_grid, table.method.state_bits)
-            kind = (table.dim, table.row_dtype, table.device, stored)
+            kind = (table.dim, table.row_dtype, table.codes.device, stored)
             kinds.setdefault(kind, []).append(touched)
     for table in tables:
         table.zero_pending()
@@ -140,11 +151,13 @@ def _update_kind(
     """`apply_row_updates` of tables whose codes, grids and optimizer state have one type."""
     first = tables[kind[0].number]
     dtype = torch.promote_types(first.row_dtype, torch.float32)  # bfloat16 rows would lose small changes
+    delta = change(kind, _joined([touched.gradients for touched in kind]).to(dtype))
+    if keys is not None and _move_by_kernel(tables, kind, delta, keys):
+        return
     codes = _joined([tables[touched.number].codes.index_select(0, touched.ids) for touched in kind])
     grid = first.grid
     if not first.has_one_grid:
         grid = _joined([tables[touched.number].grid.index_select(0, touched.ids) for touched in kind])
-    delta = change(kind, _joined([touched.gradients for touched in kind]).to(dtype))
     draws = None
     if keys is not None:
         of_tables = [keys[touched.number] for touched in kind]
@@ -163,6 +176,29 @@ def _update_kind(
         return
     for touched, its_grid in zip(kind, grid.split(sizes), strict=True):
         tables[touched.number].grid.index_copy_(0, touched.ids, its_grid)
+
+
+def _move_by_kernel(
+    tables: Sequence[StochasticRoundingTable],
+    kind: Sequence[Touched],
+    delta: Tensor,
+    keys: Sequence[tuple[int, int]],
+) -> bool:
+    """Move the rows by a Triton kernel, where one is chosen and takes them all."""
+    first = tables[kind[0].number]
+    if first.has_one_grid or plain_torch() or not HAS_TRITON or not (delta.is_cuda or INTERPRETED):
+        return False
+    from holdall.kernels import code_rows_triton as fused
+
+    parts = []
+    for touched in kind:
+        table = tables[touched.number]
+        parts.append(fused.CodePart(table.codes, table.grid, keys[touched.number], touched.ids.numel()))
+    if not all(fused.fits(part, delta) for part in parts) or not takes_triton("the update of codes", delta):
+        return False
+    ids = _joined([touched.ids for touched in kind])
+    fused.move_rows(parts, ids, delta, first.method.bits, HEADROOM)
+    return True
 
 
 def row_noise(ids: Sequence[Tensor], dim: int, keys: Sequence[tuple[int, int]]) -> Tensor:

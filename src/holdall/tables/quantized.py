@@ -267,7 +267,7 @@ class StochasticRoundingTable(QuantizedTable):
 
     def own_gradient(self) -> RowGradient:
         """All gradients that were not applied, at least one, as one."""
-        return join([each.own() if isinstance(each, GradientShare) else each for each in self.pending])
+        return join([each.own(self.row_dtype) if isinstance(each, GradientShare) else each for each in self.pending])
 
     def pending_gradient(self) -> tuple[Tensor, Tensor]:
         """Distinct ids [U], ascending, and the gradient [U, dim] of each that has not been applied."""
