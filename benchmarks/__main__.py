@@ -12,6 +12,7 @@ from holdall.common.errors import did_you_mean
 # name: module. A module runs with its default options as `python -m <module>` and writes its run card.
 BENCHMARKS = {
     "prepare": "benchmarks.prepare",
+    "score": "benchmarks.score",
     "profile": "benchmarks.profile",
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",

@@ -37,8 +37,8 @@ class Ids(Protocol):
     def longest(self) -> int:
         """Bytes of the longest value."""
 
-    def apply(self, values: pa.Array) -> Array:
-        """[R] ids of R texts."""
+    def apply(self, values: pa.Array, *, distinct: bool = False) -> Array:
+        """[R] ids of R texts, none of which occurs twice if they are `distinct`."""
 
 
 class Encoder:
@@ -121,10 +121,12 @@ class Encoder:
         used = np.flatnonzero(row_of >= 0)
         distinct = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)]).take(pa.array(used))
         ids = np.zeros(len(row_of), dtype=id_dtype(feature.num_rows))
-        ids[used] = self._text_ids(feature, distinct, row_of[used])
+        ids[used] = self._text_ids(feature, distinct, row_of[used], distinct=True)
         return ids[codes]
 
-    def _text_ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
+    def _text_ids(
+        self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array, *, distinct: bool = False
+    ) -> Array:
         id_map = self.maps[feature.name]
         try:
             texts = as_text(values)
@@ -140,7 +142,7 @@ class Encoder:
                 f"feature '{feature.name}' has a value of {lengths[long[0]]:,} bytes in row {rows[long[0]]}, but "
                 f"{limit:,} are the most: shorten it, or set max_value_bytes"
             )
-        return id_map.apply(texts)
+        return id_map.apply(texts, distinct=distinct)
 
     def _label(self, table: pa.Table) -> Array:
         if self.schema.label not in table.column_names:

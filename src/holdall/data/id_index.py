@@ -50,9 +50,14 @@ class IdIndex:
         starts = np.append(np.searchsorted(hashes, first), len(hashes))
         return cls(starts.astype(dtype), hashes, order.astype(dtype))
 
-    def find(self, queries: pa.LargeStringArray, texts: Callable[[Array], pa.Array], unseen: int) -> Array:
-        """[R] ids of R texts, `unseen` where a text is not in the index; `texts` gives the texts of ids."""
-        if len(queries) >= DISTINCT_FROM:
+    def find(
+        self, queries: pa.LargeStringArray, texts: Callable[[Array], pa.Array], unseen: int, *, distinct: bool = False
+    ) -> Array:
+        """[R] ids of R texts, `unseen` where a text is not in the index; `texts` gives the texts of ids.
+
+        Of many queries each distinct text is looked up once, unless they are said to be `distinct`.
+        """
+        if len(queries) >= DISTINCT_FROM and not distinct:
             coded = queries.dictionary_encode()
             found = self._find(coded.dictionary, texts, unseen)
             return found[coded.indices.to_numpy(zero_copy_only=False)]

@@ -97,9 +97,13 @@ class IdMap:
         digest.update(memoryview(data or b"")[int(bounds[0]) : int(bounds[-1])])
         return digest.hexdigest()
 
-    def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> Array:
-        """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
-        return self.index.find(as_text(values), lambda ids: self.values.take(pa.array(ids)), self.unseen)
+    def apply(self, values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array, *, distinct: bool = False) -> Array:
+        """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`.
+
+        `distinct` says that hardly a value occurs twice, which saves the search for such.
+        """
+        texts = as_text(values)
+        return self.index.find(texts, lambda ids: self.values.take(pa.array(ids)), self.unseen, distinct=distinct)
 
     @cached_property
     def longest(self) -> int:

@@ -22,12 +22,14 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch
 from holdall.data.layout import Layout
 from holdall.data.raw_data import RawData
-from holdall.data.read_parquet import ROWS_PER_BLOCK, SUFFIXES, check_types, checked, is_utf8
+from holdall.data.read_parquet import SUFFIXES, check_types, checked, is_utf8
 from holdall.data.rows import Refused, Rows, check_columns
 from holdall.data.schema import Schema
 from holdall.serving.scorer import Scorer
 
 Array = npt.NDArray[Any]
+ROWS_PER_BLOCK = 1 << 17
+"""Rows of a Parquet file that are encoded at once: the more there are, the fewer of their values are distinct."""
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,9 @@ class IdLookup:
         found = np.unique(np.concatenate(nulls))
         return found[found != self.unseen]
 
-    def apply(self, values: Any) -> Array:
-        """[R] ids of R raw values; null is missing, and a value that is not in the map becomes `unseen`."""
-        found = self.index.find(as_text(values), self.texts, self.unseen)
+    def apply(self, values: Any, *, distinct: bool = False) -> Array:
+        """`IdMap.apply`."""
+        found = self.index.find(as_text(values), self.texts, self.unseen, distinct=distinct)
         if self._is_out:
             found[np.isin(found, self._out)] = self.unseen
         return found
