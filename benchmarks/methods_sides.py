@@ -26,8 +26,8 @@ from holdall.tables import METHODS, Bands, Dense, Method, Shared
 from holdall.tables.budget import suggest
 from holdall.tables.method import total_bytes
 
-DECIDING, CONFIRMING = ("criteo",), ("planted", "bookcrossing", "avazu", "taobao")
-"""Set whose validation split decided the rule of `auto` with counts, and sets that nothing was chosen by."""
+DECIDING, CONFIRMING = ("criteo", "bookcrossing"), ("planted", "avazu", "taobao")
+"""Sets whose validation splits decided the rule of `auto` with counts, and sets that nothing was chosen by."""
 SETS = DECIDING + CONFIRMING
 DENSE, FOLDING, AUTO, COUNTED = "dense", "folding", "auto", "auto, counts"
 OTHERS = tuple(name for name in METHODS if name not in (DENSE, "bands", "clustered"))
