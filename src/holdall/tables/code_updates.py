@@ -104,10 +104,14 @@ def _sum_group(tables: Sequence[StochasticRoundingTable], numbers: Sequence[int]
             start = parts[-1].end
         joint = join([replace(part.joint, ids=part.joint.ids + part.start) for part in parts])
     distinct, sums = _sum_by_row(joint, tables[numbers[0]].row_dtype)
-    edges = torch.tensor([edge for part in parts for edge in (part.start, part.end)], device=distinct.device)
+    ordered = sorted(zip(numbers, parts, strict=True), key=lambda pair: pair[1].start)
+    edges = torch.tensor([(part.start, part.end) for _, part in ordered], device=distinct.device)
     cuts = torch.searchsorted(distinct, edges).tolist()
-    for number, part, first, last in zip(numbers, parts, cuts[::2], cuts[1::2], strict=True):
-        yield Touched(number, distinct[first:last] - part.start, sums[first:last])
+    starts = edges[:, 0].contiguous()
+    of_part = torch.searchsorted(starts, distinct, right=True).sub_(1).clamp_(min=0)
+    ids = distinct - starts[of_part]
+    for (number, _), (first, last) in zip(ordered, cuts, strict=True):
+        yield Touched(number, ids[first:last], sums[first:last])
 
 
 def _sum_by_row(gradient: RowGradient, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
