@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,20 @@ def versions() -> dict[str, str]:
     """Versions of Python, Holdall and the packages that numbers depend on; those not installed are left out."""
     found = {"python": platform.python_version()}
     for package in ("holdall", *PACKAGES):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+        version = _installed(package)
+        if version is not None:
+            found[package] = version
     found["torch"] = torch.__version__  # has the build (+cpu, +cu130) that the installed name may lack
     return found
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Version of a package, read once: the file that has it is parsed for tens of milliseconds."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def hardware() -> dict[str, Any]:
