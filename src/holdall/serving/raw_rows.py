@@ -220,7 +220,7 @@ def _converted(values: Iterable[Any], called: str, read: Callable[[Any], Any], k
     try:
         found.extend(map(read, values))
         return pa.array(found, kind)
-    except _ValueRefusedError as wrong:
+    except ValueRefusedError as wrong:
         raise DataError(f"row {len(found)}: {called} {wrong}") from None
     except UnicodeEncodeError:
         raise DataError(f"row {_not_utf8(found)}: {called} is text that is not valid Unicode: correct it") from None
@@ -235,7 +235,7 @@ def _not_utf8(texts: list[Any]) -> int:
     raise AssertionError
 
 
-class _ValueRefusedError(Exception):
+class ValueRefusedError(Exception):
     """What is wrong with a value, without its place."""
 
 
@@ -270,13 +270,13 @@ def text_of(value: Any) -> str:
     if isinstance(value, Integral):
         number = int(value)
         if not -(2**63) <= number < 2**64:
-            raise _ValueRefusedError("is an integer of more than 64 bits: give it as text")
+            raise ValueRefusedError("is an integer of more than 64 bits: give it as text")
         return str(number)
     if value is _ABSENT:
-        raise _ValueRefusedError("is missing: give null where it has no value")
+        raise ValueRefusedError("is missing: give null where it has no value")
     if isinstance(value, Real):
-        raise _ValueRefusedError(f"is the number {value}, and needs text or an integer: 1.0 and 1 are two values")
-    raise _ValueRefusedError(f"is {shown(value)}, and needs one text, integer or boolean")
+        raise ValueRefusedError(f"is the number {value}, and needs text or an integer: 1.0 and 1 are two values")
+    raise ValueRefusedError(f"is {shown(value)}, and needs one text, integer or boolean")
 
 
 def texts_of(value: Any, separator: str | None) -> list[str]:
@@ -287,20 +287,20 @@ def texts_of(value: Any, separator: str | None) -> list[str]:
         if not value:
             return []
         if separator is None:
-            raise _ValueRefusedError(f"is the text {shown(value)}, and needs a list of its values")
+            raise ValueRefusedError(f"is the text {shown(value)}, and needs a list of its values")
         return [piece for piece in value.split(separator) if piece]
     if value is _ABSENT:
-        raise _ValueRefusedError("is missing: give an empty list or null where it has no value")
+        raise ValueRefusedError("is missing: give an empty list or null where it has no value")
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
-        raise _ValueRefusedError(f"is {shown(value)}, and needs a list of its values")
+        raise ValueRefusedError(f"is {shown(value)}, and needs a list of its values")
     return [text for text in map(text_of, value) if text]
 
 
 def _refuse_number(value: Any) -> NoReturn:
     if value is _ABSENT:
-        raise _ValueRefusedError("is missing: give null where it has no value")
+        raise ValueRefusedError("is missing: give null where it has no value")
     hint = " (a missing one is null)" if isinstance(value, float) and math.isnan(value) else ""
-    raise _ValueRefusedError(f"is {shown(value)}, which is not a finite number of float32{hint}")
+    raise ValueRefusedError(f"is {shown(value)}, which is not a finite number of float32{hint}")
 
 
 def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:

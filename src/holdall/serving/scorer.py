@@ -27,6 +27,7 @@ from holdall.data.schema import Schema
 from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle, open_bundle
+from holdall.serving.encode_dicts import DictEncoder
 from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
@@ -103,9 +104,11 @@ class Scorer:
         """Features that the model reads: those that a row must have, beside all dense columns."""
         self._format = RowFormat.of(self.schema, self.reads)
         self._encoder = Encoder(self.schema, max_value_bytes=self._format.max_value_bytes, maps=lookups)
+        self._dict_encoder = DictEncoder(self._format, self._encoder, lookups)
         self._device = batch_device(model)
         self.fast = True
-        """Whether the fast path is taken where the model has one; its logits are those of the plain one."""
+        """Whether fast paths are taken where there are some, of dicts and of a DLRM; results are those of the plain
+        ones."""
 
     @property
     def num_unseen(self) -> dict[str, int]:
@@ -118,6 +121,10 @@ class Scorer:
         """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
         if isinstance(rows, Batch):
             return rows
+        if self.fast and isinstance(rows, list):
+            plain = self._dict_encoder.encode(rows)
+            if plain is not None:
+                return _encoded(plain)
         return _encoded(self._encoder.encode(self._format.table(rows)))
 
     def score(self, rows: Any) -> Floats:
@@ -203,7 +210,7 @@ class Scorer:
 
     def close(self) -> None:
         """Let go of the model and of the id maps; the scorer cannot be used afterwards."""
-        del self.model, self._encoder, self.lookups
+        del self.model, self._encoder, self._dict_encoder, self.lookups
 
     def __repr__(self) -> str:
         return f"Scorer({str(self.path)!r}, step={self.step}, features={len(self.reads)})"

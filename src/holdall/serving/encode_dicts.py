@@ -1,0 +1,144 @@
+"""Encoder of rows as dicts, for requests of a few rows: values of the hot prefix are ids after one look into a dict.
+
+Only rows whose values are plainly right are encoded here: numbers or None in dense columns, texts, integers, booleans
+or None in features, lists of them in bags. For all others the answer is None, and the encoder of columns reads them,
+or says what is wrong with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdall.common.errors import DataError
+from holdall.data.batch import Batch, Ids
+from holdall.data.columns import offsets_of
+from holdall.data.dense import transform
+from holdall.data.encode import Encoder
+from holdall.data.id_map import id_dtype
+from holdall.data.rows import FLOAT32_MAX
+from holdall.data.schema import Feature
+from holdall.serving.id_lookup import IdLookup
+from holdall.serving.raw_rows import RowFormat, ValueRefusedError, text_of
+
+NUMBERS = {float, int, bool, type(None)}
+"""Types of values in a dense column that numpy converts as `prepare` does."""
+MANY = 64
+"""Values that are not in the dict of their feature, from which on they are looked up together."""
+
+
+class DictEncoder:
+    """Encoder of lists of dicts; it counts unseen values in those of `encoder`."""
+
+    def __init__(self, form: RowFormat, encoder: Encoder, lookups: Mapping[str, IdLookup]):
+        self._num_unseen = encoder.num_unseen
+        self._dense = form.schema.dense
+        self._names = [column.name for column in self._dense]
+        self._all_log = all(column.transform == "log" and column.missing == 0 for column in self._dense)
+        self._features = form.schema.features
+        self._lookups = [lookups.get(feature.name) for feature in self._features]
+        self._separators = form.separators
+        self._max_bytes = form.max_value_bytes
+        self._one_hot = form.schema.one_hot
+        self._dtype = id_dtype(max((lookup.num_rows for lookup in lookups.values()), default=1))
+
+    def encode(self, rows: Sequence[Any]) -> Batch | None:
+        """The rows as a batch with labels 0; None if they are not plain ones."""
+        try:
+            dense = self._numbers(rows)
+            ids = self._singles(rows) if self._one_hot else self._bags(rows)
+        except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, ValueRefusedError):
+            return None
+        if dense is None or ids is None:
+            return None
+        found, unseen = ids
+        for name, count in unseen.items():
+            self._num_unseen[name] += count
+        return Batch(torch.from_numpy(dense), found, torch.zeros(len(rows)))
+
+    def _numbers(self, rows: Sequence[Any]) -> npt.NDArray[np.float32] | None:
+        """[R, N] float32, transformed."""
+        names = self._names
+        given = [row[name] for row in rows for name in names]
+        if not NUMBERS.issuperset(map(type, given)):
+            return None
+        raw = np.array(given, dtype=np.float64).reshape(len(rows), len(names))  # None becomes NaN
+        sizes = np.abs(raw)
+        if not (sizes <= FLOAT32_MAX).all():
+            missing = np.isnan(raw)
+            if np.count_nonzero(missing) != given.count(None) or not (missing | (sizes <= FLOAT32_MAX)).all():
+                return None
+        if self._all_log and names:
+            return transform(raw, self._dense[0])  # the same for every column
+        dense = np.empty(raw.shape, dtype=np.float32)
+        for index, column in enumerate(self._dense):
+            dense[:, index] = transform(raw[:, index], column)
+        return dense
+
+    def _singles(self, rows: Sequence[Any]) -> tuple[Ids, dict[str, int]] | None:
+        """Ids [F, R], and the number of unseen ones by feature."""
+        flat: list[int] = []
+        unseen: dict[str, int] = {}
+        for feature, lookup in zip(self._features, self._lookups, strict=True):
+            if lookup is None:
+                flat += [0] * len(rows)
+                continue
+            name, get = feature.name, lookup.hot.get
+            found = [get(row[name]) for row in rows]
+            if None in found:
+                self._look_up(found, [row[name] for row in rows], lookup)
+            if lookup.unseen in found:
+                unseen[name] = found.count(lookup.unseen)
+            flat += found  # type: ignore[arg-type]
+        values = np.array(flat, dtype=self._dtype).reshape(len(self._features), len(rows))
+        return Ids(torch.from_numpy(values), None, len(self._features)), unseen
+
+    def _bags(self, rows: Sequence[Any]) -> tuple[Ids, dict[str, int]] | None:
+        """`_singles` where some features have several ids a row."""
+        flat: list[int] = []
+        lengths: list[int] = []
+        unseen: dict[str, int] = {}
+        for feature, lookup in zip(self._features, self._lookups, strict=True):
+            if lookup is None:
+                flat += [0] * (len(rows) if feature.one_hot else 0)
+                lengths += [1 if feature.one_hot else 0] * len(rows)
+                continue
+            values: list[Any] = []
+            for row in rows:
+                pieces = [row[feature.name]] if feature.one_hot else self._pieces(row[feature.name], feature)
+                values += pieces
+                lengths.append(len(pieces))
+            found = [lookup.hot.get(value) for value in values]
+            if None in found:
+                self._look_up(found, values, lookup)
+            unseen[feature.name] = found.count(lookup.unseen)
+            flat += found  # type: ignore[arg-type]
+        offsets = torch.from_numpy(offsets_of(np.array(lengths, dtype=np.int64)))
+        return Ids(torch.from_numpy(np.array(flat, dtype=self._dtype)), offsets, len(self._features)), unseen
+
+    def _pieces(self, value: Any, feature: Feature) -> list[Any]:
+        """Values of a bag or sequence, without missing ones and at most `max_length`."""
+        if value is None:
+            return []
+        if isinstance(value, str):
+            value = value.split(self._separators[feature.name]) if value else []
+        elif not isinstance(value, list | tuple):
+            raise TypeError
+        pieces = [piece for piece in value if piece is not None and piece != ""]
+        if feature.max_length is None or len(pieces) <= feature.max_length:
+            return pieces
+        return pieces[: feature.max_length] if feature.kind == "bag" else pieces[len(pieces) - feature.max_length :]
+
+    def _look_up(self, found: list[int | None], values: list[Any], lookup: IdLookup) -> None:
+        """Fill in the ids of values that are not in the dict of their feature."""
+        places = [place for place, number in enumerate(found) if number is None]
+        texts = [text_of(values[place]) for place in places]
+        if any(len(text) > self._max_bytes // 4 for text in texts):
+            raise DataError("a value may be too long")
+        numbers = [lookup.id_of(text) for text in texts] if len(texts) < MANY else lookup.apply(texts).tolist()
+        for place, number in zip(places, numbers, strict=True):
+            found[place] = number

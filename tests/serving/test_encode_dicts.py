@@ -1,0 +1,85 @@
+"""Encoder of dicts: the batches of the encoder of columns, and nothing for rows that only that one may judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from holdall.data.encode import Encoder
+from holdall.serving import encode_dicts
+from holdall.serving.encode_dicts import DictEncoder
+from holdall.serving.id_lookup import IdLookup, open_lookups
+from tests.serving.test_raw_rows import WRONG_VALUES, numpy_scalars, prepared, row_format
+
+__all__ = ["prepared"]
+
+
+def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows whose dense values are numbers, as those of JSON are."""
+    rows = table.to_pylist()
+    for row in rows:
+        row["text"] = None if row["text"] in (None, "") else float(row["text"])
+        row["decimal"] = None if row["decimal"] is None else float(row["decimal"])
+        row["huge"] = None if row["huge"] is None else float(row["huge"])
+    return rows
+
+
+def encoders(folder: Path, hot_rows: int | None = None) -> tuple[DictEncoder, Encoder, dict[str, IdLookup]]:
+    form = row_format(folder)
+    lookups = open_lookups(folder / "data", form.schema, form.reads)
+    for lookup in lookups.values():
+        lookup.hot_rows = lookup.hot_rows if hot_rows is None else hot_rows
+    encoder = Encoder(form.schema, maps=lookups)
+    return DictEncoder(form, encoder, lookups), encoder, lookups
+
+
+@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize("hot_rows", [None, 0, 2])
+def test_dicts_are_encoded_as_columns_are(
+    hot_rows: int | None, many: int, prepared: tuple[Path, pa.Table], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encode_dicts, "MANY", many)
+    folder, table = prepared
+    fast, encoder, lookups = encoders(folder, hot_rows)
+    rows = plain_rows(table)
+    rows[3] |= {"word": "never seen", "tags": ["never", "a"], "number": 12345, "flag": None}
+    for part in (rows, rows[:1], rows[3:5], []):  # the second time around, values are in the dicts
+        before = dict(encoder.num_unseen)
+        expected = encoder.encode(row_format(folder).table(part))
+        unseen = {name: count - before[name] for name, count in encoder.num_unseen.items()}
+        before = dict(encoder.num_unseen)
+        found = fast.encode(part)
+        assert found is not None
+        assert found.dense.numpy().tobytes() == expected.dense.numpy().tobytes()
+        assert torch.equal(found.ids.values, expected.ids.values)
+        assert torch.equal(found.ids.offsets, expected.ids.offsets)  # type: ignore[arg-type]
+        assert found.ids.values.dtype == expected.ids.values.dtype
+        assert {name: count - before[name] for name, count in encoder.num_unseen.items()} == unseen
+    assert all(number < lookup.hot_rows for lookup in lookups.values() for number in lookup.hot.values())
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG_VALUES, ids=range(len(WRONG_VALUES)))
+def test_rows_that_are_not_plain_are_left_to_the_other_encoder(
+    name: str, value: Any, message: str, prepared: tuple[Path, pa.Table]
+) -> None:
+    folder, table = prepared
+    fast, encoder, _ = encoders(folder)
+    rows = plain_rows(table[:2])
+    rows[1][name] = value
+    before = dict(encoder.num_unseen)
+    assert fast.encode(rows) is None
+    assert encoder.num_unseen == before
+    assert message
+
+
+def test_rows_of_other_forms_are_left_to_the_other_encoder(prepared: tuple[Path, pa.Table]) -> None:
+    folder, table = prepared
+    fast, _, _ = encoders(folder)
+    (row,) = plain_rows(table[:1])
+    for wrong in ([1], ["row"], [None], [[row]], [{}], [numpy_scalars(row)], [{**row, "text": "1.5"}]):
+        assert fast.encode(wrong) is None
+    assert fast.encode([row]) is not None
