@@ -40,6 +40,7 @@ BENCHMARKS = {
     "step_calls": "benchmarks.step_calls",
     "attacks": "benchmarks.attacks",
     "checked_files": "benchmarks.checked_files",
+    "inference_cpu": "benchmarks.inference_cpu",
 }
 
 

@@ -27,8 +27,9 @@ from holdall.serving.raw_rows import RowFormat, ValueRefusedError, text_of
 
 NUMBERS = {float, int, bool, type(None)}
 """Types of values in a dense column that numpy converts as `prepare` does."""
-MANY = 64
-"""Values that are not in the dict of their feature, from which on they are looked up together."""
+MANY = 1024
+"""Values that are not in the dict of their feature, from which on they are looked up together. Arrow imports pandas
+for that, where it is installed, which no small request should wait for."""
 
 
 class DictEncoder:

@@ -57,8 +57,17 @@ class FastDLRM:
         padding = torch.zeros(self._width - self._dim - self._num_pairs, dtype=torch.int64)
         self._cells = torch.cat([torch.zeros(self._dim, dtype=torch.int64), row * self._num_vectors + column, padding])
         """Cell of the products that is each number of the interaction; any, for those that are not products."""
+        rows = [model.bags.table(name).num_rows for name in model.bags.features.values()]
+        # A negative id is larger than any other without its sign.
+        self._limits = {4: np.minimum(rows, 1 << 31).astype("u4")[:, None], 8: np.array(rows, "u8")[:, None]}
         self._capacity = 0
         self._of_size: dict[int, _Buffers] = {}
+
+    def in_range(self, ids: Ids) -> bool:
+        """Whether all ids are rows of their tables: `all_below` without its sums, for small batches."""
+        values = ids.values.numpy()
+        limits = self._limits[values.itemsize]
+        return len(values) == len(limits) and not (values.view(limits.dtype) >= limits).any()
 
     def __call__(self, dense_BN: Tensor, ids: Ids) -> Tensor:
         """Logits [B] of ids that are rows of their tables, at most `MAX_ROWS` samples."""

@@ -146,9 +146,9 @@ class Scorer:
         ids = batch.ids
         if self.fast and len(batch) <= MAX_ROWS and ids.offsets is None and ids.weights is None:
             fast = self._fast_model
-            if fast is not None:
-                if not isinstance(batch, EncodedBatch):
-                    self.model.check(ids)
+            if fast is not None and ids.values.dtype in (torch.int32, torch.int64):
+                if not isinstance(batch, EncodedBatch) and not fast.in_range(ids):
+                    self.model.check(ids)  # names the place
                 with torch.inference_mode():
                     return fast(batch.dense, ids)
         with torch.no_grad():
@@ -200,12 +200,17 @@ class Scorer:
     # --- life ----------------------------------------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Score rows of missing values, so that the first real ones find id maps and kernels ready."""
+        """Score rows of popular values, so that the first real ones find id maps, decoded rows and buffers ready."""
         unseen = dict(self._encoder.num_unseen)
-        for lookup in self.lookups.values():
+        for lookup in set(self.lookups.values()):
             lookup.fill()
+        row: dict[str, Any] = {column.name: 1.0 for column in self.schema.dense}
+        for feature in self.schema.features:
+            if feature.name in self.lookups:
+                text = self.lookups[feature.name].text(0)
+                row[feature.name] = text if feature.one_hot else [text]
         for count in WARM_UP_ROWS:
-            self.score([dict.fromkeys(self._format.names)] * count)
+            self.score([row] * count)
         self._encoder.num_unseen.update(unseen)
 
     def close(self) -> None:
