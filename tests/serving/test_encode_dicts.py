@@ -62,6 +62,24 @@ def test_dicts_are_encoded_as_columns_are(
     assert all(number < lookup.hot_rows for lookup in lookups.values() for number in lookup.hot.values())
 
 
+def test_columns_of_python_values_are_encoded_as_dicts_are(prepared: tuple[Path, pa.Table]) -> None:
+    folder, table = prepared
+    fast, encoder, _ = encoders(folder)
+    rows = plain_rows(table)
+    columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
+    expected, unseen = fast.encode(rows), dict(encoder.num_unseen)
+    found = fast.encode_columns(columns)
+    assert found is not None
+    assert expected is not None
+    assert found.dense.numpy().tobytes() == expected.dense.numpy().tobytes()
+    assert torch.equal(found.ids.values, expected.ids.values)
+    assert torch.equal(found.ids.offsets, expected.ids.offsets)  # type: ignore[arg-type]
+    assert encoder.num_unseen == {name: 2 * count for name, count in unseen.items()}
+    first = "word"
+    for wrong in ({first: columns[first]}, columns | {first: columns[first][1:]}, columns | {first: table[first]}, {}):
+        assert fast.encode_columns(wrong) is None
+
+
 @pytest.mark.parametrize(("name", "value", "message"), WRONG_VALUES, ids=range(len(WRONG_VALUES)))
 def test_rows_that_are_not_plain_are_left_to_the_other_encoder(
     name: str, value: Any, message: str, prepared: tuple[Path, pa.Table]

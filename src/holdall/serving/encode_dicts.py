@@ -1,4 +1,4 @@
-"""Encoder of rows as dicts, for requests of a few rows: values of the hot prefix are ids after one look into a dict.
+"""Encoder of rows of Python values, for requests: values of the hot prefix are ids after one look into a dict.
 
 Only rows whose values are plainly right are encoded here: numbers or None in dense columns, texts, integers, booleans
 or None in features, lists of them in bags. For all others the answer is None, and the encoder of columns reads them,
@@ -7,7 +7,7 @@ or says what is wrong with them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,18 @@ MANY = 1024
 for that, where it is installed, which no small request should wait for."""
 
 
+Column = Callable[[str], Sequence[Any]]
+"""Values of the rows in a column, by its name."""
+
+
 class DictEncoder:
-    """Encoder of lists of dicts; it counts unseen values in those of `encoder`."""
+    """Encoder of lists of dicts and of dicts of lists; it counts unseen values in those of `encoder`."""
 
     def __init__(self, form: RowFormat, encoder: Encoder, lookups: Mapping[str, IdLookup]):
         self._num_unseen = encoder.num_unseen
         self._dense = form.schema.dense
         self._names = [column.name for column in self._dense]
+        self._all_names = form.names
         self._all_log = all(column.transform == "log" and column.missing == 0 for column in self._dense)
         self._features = form.schema.features
         self._lookups = [lookups.get(feature.name) for feature in self._features]
@@ -49,9 +54,20 @@ class DictEncoder:
 
     def encode(self, rows: Sequence[Any]) -> Batch | None:
         """The rows as a batch with labels 0; None if they are not plain ones."""
+        return self._encode(lambda name: [row[name] for row in rows], len(rows))
+
+    def encode_columns(self, columns: Mapping[str, Any]) -> Batch | None:
+        """Lists or tuples by name as a batch with labels 0; None if they are not plain ones."""
+        own = [columns.get(name) for name in self._all_names]
+        sizes = {len(column) if isinstance(column, list | tuple) else -1 for column in own}
+        if len(sizes) != 1 or -1 in sizes:
+            return None
+        return self._encode(columns.__getitem__, sizes.pop())
+
+    def _encode(self, column: Column, num_rows: int) -> Batch | None:
         try:
-            dense = self._numbers(rows)
-            ids = self._singles(rows) if self._one_hot else self._bags(rows)
+            dense = self._numbers(column, num_rows)
+            ids = self._singles(column, num_rows) if self._one_hot else self._bags(column, num_rows)
         except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, ValueRefusedError):
             return None
         if dense is None or ids is None:
@@ -59,15 +75,17 @@ class DictEncoder:
         found, unseen = ids
         for name, count in unseen.items():
             self._num_unseen[name] += count
-        return Batch(torch.from_numpy(dense), found, torch.zeros(len(rows)))
+        return Batch(torch.from_numpy(dense), found, torch.zeros(num_rows))
 
-    def _numbers(self, rows: Sequence[Any]) -> npt.NDArray[np.float32] | None:
+    def _numbers(self, column: Column, num_rows: int) -> npt.NDArray[np.float32] | None:
         """[R, N] float32, transformed."""
         names = self._names
-        given = [row[name] for row in rows for name in names]
+        given = [value for name in names for value in column(name)]
         if not NUMBERS.issuperset(map(type, given)):
             return None
-        raw = np.array(given, dtype=np.float64).reshape(len(rows), len(names))  # None becomes NaN
+        raw = np.ascontiguousarray(
+            np.array(given, dtype=np.float64).reshape(len(names), num_rows).T
+        )  # None becomes NaN
         sizes = np.abs(raw)
         if not (sizes <= FLOAT32_MAX).all():
             missing = np.isnan(raw)
@@ -76,41 +94,41 @@ class DictEncoder:
         if self._all_log and names:
             return transform(raw, self._dense[0])  # the same for every column
         dense = np.empty(raw.shape, dtype=np.float32)
-        for index, column in enumerate(self._dense):
-            dense[:, index] = transform(raw[:, index], column)
+        for index, own in enumerate(self._dense):
+            dense[:, index] = transform(raw[:, index], own)
         return dense
 
-    def _singles(self, rows: Sequence[Any]) -> tuple[Ids, dict[str, int]] | None:
+    def _singles(self, column: Column, num_rows: int) -> tuple[Ids, dict[str, int]] | None:
         """Ids [F, R], and the number of unseen ones by feature."""
         flat: list[int] = []
         unseen: dict[str, int] = {}
         for feature, lookup in zip(self._features, self._lookups, strict=True):
             if lookup is None:
-                flat += [0] * len(rows)
+                flat += [0] * num_rows
                 continue
-            name, get = feature.name, lookup.hot.get
-            found = [get(row[name]) for row in rows]
+            values = column(feature.name)
+            found = list(map(lookup.hot.get, values))
             if None in found:
-                self._look_up(found, [row[name] for row in rows], lookup)
+                self._look_up(found, values, lookup)
             if lookup.unseen in found:
-                unseen[name] = found.count(lookup.unseen)
+                unseen[feature.name] = found.count(lookup.unseen)
             flat += found  # type: ignore[arg-type]
-        values = np.array(flat, dtype=self._dtype).reshape(len(self._features), len(rows))
-        return Ids(torch.from_numpy(values), None, len(self._features)), unseen
+        ids = np.array(flat, dtype=self._dtype).reshape(len(self._features), num_rows)
+        return Ids(torch.from_numpy(ids), None, len(self._features)), unseen
 
-    def _bags(self, rows: Sequence[Any]) -> tuple[Ids, dict[str, int]] | None:
+    def _bags(self, column: Column, num_rows: int) -> tuple[Ids, dict[str, int]] | None:
         """`_singles` where some features have several ids a row."""
         flat: list[int] = []
         lengths: list[int] = []
         unseen: dict[str, int] = {}
         for feature, lookup in zip(self._features, self._lookups, strict=True):
             if lookup is None:
-                flat += [0] * (len(rows) if feature.one_hot else 0)
-                lengths += [1 if feature.one_hot else 0] * len(rows)
+                flat += [0] * (num_rows if feature.one_hot else 0)
+                lengths += [1 if feature.one_hot else 0] * num_rows
                 continue
             values: list[Any] = []
-            for row in rows:
-                pieces = [row[feature.name]] if feature.one_hot else self._pieces(row[feature.name], feature)
+            for value in column(feature.name):
+                pieces = [value] if feature.one_hot else self._pieces(value, feature)
                 values += pieces
                 lengths.append(len(pieces))
             found = [lookup.hot.get(value) for value in values]
@@ -134,7 +152,7 @@ class DictEncoder:
             return pieces
         return pieces[: feature.max_length] if feature.kind == "bag" else pieces[len(pieces) - feature.max_length :]
 
-    def _look_up(self, found: list[int | None], values: list[Any], lookup: IdLookup) -> None:
+    def _look_up(self, found: list[int | None], values: Sequence[Any], lookup: IdLookup) -> None:
         """Fill in the ids of values that are not in the dict of their feature."""
         places = [place for place, number in enumerate(found) if number is None]
         texts = [text_of(values[place]) for place in places]

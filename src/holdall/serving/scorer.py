@@ -121,8 +121,9 @@ class Scorer:
         """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
         if isinstance(rows, Batch):
             return rows
-        if self.fast and isinstance(rows, list):
-            plain = self._dict_encoder.encode(rows)
+        if self.fast and isinstance(rows, list | Mapping):
+            encoder = self._dict_encoder
+            plain = encoder.encode(rows) if isinstance(rows, list) else encoder.encode_columns(rows)
             if plain is not None:
                 return _encoded(plain)
         return _encoded(self._encoder.encode(self._format.table(rows)))

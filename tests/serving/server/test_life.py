@@ -124,7 +124,7 @@ def test_swaps_under_load_fail_no_request(data: Path, bundle: Path, tmp_path: Pa
     """Every answer has the scores of one of the two models, and names it."""
     newer = made_bundle(data, tmp_path / "newer", step=8)
     scorers = [load(bundle), load(newer)]
-    source = Handed(scorers[0])
+    source = Handed(load(bundle))
     with running(source, poll_seconds=0.005) as server:
         _, schema = Client(server).json("GET", "/schema")
         expected = {one.fingerprint[:16]: float(one.score(schema["example"]["rows"])[0]) for one in scorers}
@@ -152,8 +152,7 @@ def test_swaps_under_load_fail_no_request(data: Path, bundle: Path, tmp_path: Pa
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            source.scorers.append(scorers[1])
-            source.scorers.append(scorers[0])
+            source.scorers += [load(newer), load(bundle)]
             time.sleep(0.02)
         assert not failures
         assert seen == set(expected)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ class RowReader:
         found = self._decode(self._ranking, body)
         self.check_number(len(found.items), "items")
         user = {
-            name: value if value is None or name in self.dense or name in self.bags else as_texts([value])[0]
+            name: value
             for name, value in zip(self.names, msgspec.structs.astuple(found.user), strict=True)
             if value is not msgspec.UNSET
         }
@@ -91,19 +92,19 @@ class RowReader:
                 raise RowError(f"'{name}' is {'given twice' if number else 'missing'}: give it once")
         return list(self.names)
 
-    def table(self, rows: Sequence[Row]) -> pa.Table:
-        """Rows as a table of numbers, texts and lists of texts."""
-        columns = list(zip(*rows, strict=True))
-        return pa.table({name: self._array(name, column) for name, column in zip(self.names, columns, strict=True)})
-
-    def _array(self, name: str, column: Sequence[Any]) -> pa.Array:
-        if self.places[name] < len(self.dense):
-            return pa.array(column, pa.float64())
-        if name in self.bags:
-            return pa.array(
-                [None if bag is None else as_texts(bag) for bag in column], pa.large_list(pa.large_string())
-            )
-        return pa.array(as_texts(column), pa.large_string())
+    def columns(self, parts: Sequence[list[Row] | pa.Table]) -> dict[str, Sequence[Any]]:
+        """Columns of the rows of several requests, one after the other."""
+        if all(isinstance(part, list) for part in parts):
+            return dict(zip(self.names, zip(*chain.from_iterable(parts), strict=True), strict=True))
+        found: dict[str, Sequence[Any]] = {name: [] for name in self.names}
+        for part in parts:
+            if isinstance(part, list):
+                columns: Iterable[Sequence[Any]] = zip(*part, strict=True)
+            else:
+                columns = (part[name].to_pylist() for name in self.names)
+            for name, column in zip(self.names, columns, strict=True):
+                found[name] += column  # type: ignore[operator]
+        return found
 
     def _decode(self, decoder: Any, body: bytes | bytearray) -> Any:
         try:
@@ -128,20 +129,6 @@ class TooManyRowsError(DataError):
 
 class BodyError(DataError):
     """Body that is not of the format that it says it is."""
-
-
-def as_texts(column: Sequence[Any]) -> Sequence[Any]:
-    """Values of a feature as text, if some of them are numbers or booleans."""
-    if set(map(type, column)) <= {str, type(None)}:
-        return column
-    return [
-        value
-        if value is None or isinstance(value, str)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-        for value in column
-    ]
 
 
 def _sentence(message: str) -> str:

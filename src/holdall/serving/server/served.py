@@ -6,12 +6,10 @@ import datetime
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from holdall.common.errors import DataError
 from holdall.common.files import read_json
@@ -20,7 +18,7 @@ from holdall.serving.mapped_tensors import CURE
 from holdall.serving.scorer import Scorer
 from holdall.serving.server.batch_queue import Result, Work
 from holdall.serving.server.example import example_row
-from holdall.serving.server.row_types import Row, RowReader
+from holdall.serving.server.row_types import RowReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +44,9 @@ class Served:
     def score(self, works: Sequence[Work]) -> list[Result]:
         """One result a request: its scores, or the error that only this request has."""
         results: dict[int, Result] = {}
-        rows = [work for work in works if isinstance(work.rows, list)]
+        rows = [work for work in works if not isinstance(work.rows, Ranking)]
         if rows:
             self._together(rows, results, self._score_rows)
-        tables = sorted((work for work in works if isinstance(work.rows, pa.Table)), key=_types)
-        for _, group in groupby(tables, key=_types):
-            self._together(list(group), results, self._score_tables)
         for work in works:
             if isinstance(work.rows, Ranking):
                 self._together([work], results, self._rank)
@@ -74,11 +69,7 @@ class Served:
             start += work.num_rows
 
     def _score_rows(self, works: list[Work]) -> Any:
-        rows: list[Row] = works[0].rows if len(works) == 1 else [row for work in works for row in work.rows]
-        return self.scorer.score(self.reader.table(rows))
-
-    def _score_tables(self, works: list[Work]) -> Any:
-        return self.scorer.score(pa.concat_tables(work.rows for work in works))
+        return self.scorer.score(self.reader.columns([work.rows for work in works]))
 
     def _rank(self, works: list[Work]) -> Any:
         ranking: Ranking = works[0].rows
@@ -103,7 +94,3 @@ def _made(path: Path) -> float | None:
         return None
     record = read_json(path / BUNDLE_FILE, Record, format=FORMAT, version=VERSION, cure=CURE)
     return datetime.datetime.fromisoformat(record.made).timestamp()
-
-
-def _types(work: Work) -> str:
-    return str(work.rows.schema)
