@@ -24,8 +24,8 @@ from holdall.kernels.launch_sizes import ceil_div, next_power_of_2
 
 ELEMENTS = 1024
 NUM_WARPS = 2
-"""Numbers and warps of a program. DLRM-small in bands on an H200, 65,536 samples, float32 and bfloat16: 0.320 and 0.208
-ms; (512, 1) takes 0.308 and 0.275 ms, as 426,000 programs are as many as start in that time, and (1024, 1), (2048, 4)
+"""Numbers and warps of a program. DLRM-small in bands on an H200, 65,536 samples, float32 and bfloat16: 0.318 and 0.206
+ms; (512, 1) takes 0.305 and 0.271 ms, as 426,000 programs are as many as start in that time, and (1024, 1), (2048, 4)
 and (4096, 4) are slower for both. `benchmarks.bands --shapes` measures them."""
 
 ROWS, SHARED, WORDS_8, WORDS_4, GRID_8, GRID_4 = range(6)
