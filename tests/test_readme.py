@@ -45,7 +45,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_command_for_several_processes(data: Path, tmp_path: Path) -> None:
-    """With this interpreter, a free port and a small model."""
+    """With this interpreter, a free port and a small model. Only rank 0 prints."""
     (tmp_path / "data").symlink_to(data)
     (command,) = [command for command in pages.commands(README) if command.startswith("torchrun ")]
     agent = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
@@ -54,6 +54,8 @@ def test_the_command_for_several_processes(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "spread" / "checkpoints").is_dir()
+    assert len(re.findall(r"trained \d+ steps", done.stdout)) == 1
+    assert done.stderr.count("next: holdall evaluate") == 1
 
 
 def test_every_command_is_tested() -> None:

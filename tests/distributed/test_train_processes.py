@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +20,7 @@ from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.follow_plan import STAGES_FILE
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
 from holdall.training.trainer import train
-from tests.distributed.harness import free_port, run
+from tests.distributed.harness import run
 from tests.planning.made_up_hardware import hardware
 
 pytestmark = pytest.mark.slow
@@ -280,25 +277,6 @@ def test_a_plan_for_another_number_of_processes(data: Path, tmp_path: Path) -> N
             TrainConfig.of(plan=str(path), timeout=20).to_json(),
         )
     assert not (tmp_path / "three" / "plan.json").exists()
-
-
-def test_torchrun(data: Path, tmp_path: Path) -> None:
-    """Only rank 0 prints."""
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
-    command += ["-m", "holdall", "train", str(data), "--out", str(tmp_path / "run"), "--strategy", "data-parallel"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *FAST], capture_output=True, text=True, timeout=100, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("trained 7 steps") == 1
-    assert done.stderr.count("next: holdall evaluate") == 1
 
 
 def test_the_commands_of_the_page(data: Path, tmp_path: Path) -> None:

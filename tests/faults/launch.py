@@ -2,7 +2,8 @@
 
 `torchrun` is a command line around `elastic_launch`, which starts the processes, watches them and starts all of them
 again when one ends. Here it is given a function in the place of a command, and forks the processes from a server that
-has imported torch already, so that a start costs a fraction of a second. `test_torchrun.py` has the command line.
+has imported torch already, so that a start costs a fraction of a second. `test_torchrun_restarts.py` has the command
+line.
 """
 
 from __future__ import annotations
