@@ -51,13 +51,13 @@ from holdall.serving.export.export import open_export as open_export
 from holdall.serving.publish import Published as Published
 from holdall.serving.publish import publish as publish
 from holdall.serving.release import release as release
+from holdall.serving.row_comparison import VerifyReport as VerifyReport
 from holdall.serving.score_files import ScoreReport as ScoreReport
 from holdall.serving.score_files import score as score
 from holdall.serving.scorer import Scorer as Scorer
 from holdall.serving.scorer import load as load
 from holdall.serving.server.run import serve as serve
 from holdall.serving.server.settings import ServerConfig as ServerConfig
-from holdall.serving.verify import VerifyReport as VerifyReport
 from holdall.serving.verify import verify as verify
 from holdall.tables import METHODS as METHODS
 from holdall.tables import Bands as Bands

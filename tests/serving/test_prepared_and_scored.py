@@ -24,8 +24,8 @@ from holdall.data.schema import Schema
 from holdall.models import DLRMConfig
 from holdall.serving.bundle import Origin, Quality, write_bundle
 from holdall.serving.file_rows import EncodedRows, encoded_file, read_schema
+from holdall.serving.row_comparison import differing_bags
 from holdall.serving.scorer import Scorer, load
-from holdall.serving.verify import differing_bags
 
 TOML = """
 dense = [{{name = "x", column = "the x", transform = "{transform}"}}, "n"]

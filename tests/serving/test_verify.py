@@ -16,12 +16,14 @@ import torch
 import holdall
 from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError, HoldallError
+from holdall.data.batch import Batch
 from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.identity import with_files
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.serving.bundle import Origin, Quality, write_bundle
+from holdall.serving.export.onnx_session import OnnxScorer
 from holdall.serving.release import TrainedRun
 from holdall.training.config import TrainConfig
 from tests.serving.made_up import implicit_files, raw_files_of
@@ -235,6 +237,29 @@ def test_a_request_log_is_scored_again(shops: Path, tmp_path: Path) -> None:
     log.write_text('{"rows": []}\n')
     with pytest.raises(DataError, match=r"line 1.*'fingerprint' is missing.*is it a request log"):
         holdall.verify(shops / "bundle", log=log)
+
+
+def test_an_export_scores_the_same_rows(shops: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    holdall.export(shops / "bundle", shops / "onnx")
+    report = verify(shops, export=shops / "onnx")
+    assert report.passed, report.mismatches
+
+    class Off(OnnxScorer):
+        def scores(self, batch: Batch) -> Any:
+            return super().scores(batch) + 1e-3
+
+    monkeypatch.setattr("holdall.serving.export.export.OnnxScorer", Off)
+    report = verify(shops, export=shops / "onnx", rows=30)
+    assert report.num_mismatches == 30
+    assert report.mismatches[0].what == f"the score of the export {shops / 'onnx'}"
+    with pytest.raises(ConfigError, match=r"name it .--against"):
+        holdall.verify(shops / "bundle", log=shops / "none", export=shops / "onnx")
+    run = TrainedRun.load(shops / "run", device="cpu")
+    written(shops, "again", run.schema, shops / "data", run.config.model.model_config().build(run.schema))
+    with pytest.raises(ConfigError, match="is an export of another bundle"):
+        verify(shops, "again", export=shops / "onnx")
 
 
 def test_the_command_ends_with_1_on_a_mismatch(shops: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,6 +145,7 @@ def verify(
     rows: int = 1_000_000,
     data: Path | None = None,
     log: Path | None = None,
+    export: Path | None = None,
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -156,13 +157,14 @@ def verify(
         rows: Rows to compare, at most.
         data: Data set folder with the same ids; the one trained on when absent.
         log: Request log of the server, whose requests are scored again.
+        export: Export of the bundle, which scores the same rows.
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print the report as JSON on stdout.
     """
-    from holdall.serving.verify import show
+    from holdall.serving.row_comparison import show
     from holdall.serving.verify import verify as run_verify
 
-    report = run_verify(bundle, against, rows=rows, data=data, log=log, device=device, quiet=False)
+    report = run_verify(bundle, against, rows=rows, data=data, log=log, export=export, device=device, quiet=False)
     if json:
         print_json(report.to_json())
     else:
