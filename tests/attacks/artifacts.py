@@ -52,7 +52,7 @@ class Reader:
 
 
 VOLATILE = {
-    *("samples_per_second", "started", "date", "took_seconds"),
+    *("samples_per_second", "started", "date", "took_seconds", "published"),
     *("hot_share_of_lookups", "moved_bytes_per_sample", "flushed_bytes_per_sample"),  # of the steps since a resume
 }
 
@@ -123,7 +123,14 @@ READERS: dict[str, Reader] = {
     "simulate --profile": Reader(f"{SIMULATE} --profile popularity.json", printed),
     "evaluate bundle": Reader("evaluate bundle --data data --device cpu --json", printed),
     "release": Reader("release run --as-trained --device cpu --out new", made("new"), ("new",)),
+    "release --since": Reader("release run --since base --device cpu --out new", made("new"), ("new",)),
+    "release --merge": Reader("release base --merge delta --out new", made("new"), ("new",)),
+    "release --merge served": Reader("release served --merge --out new", made("new"), ("new",)),
+    "publish": Reader("publish base --to new", made("new"), ("new",)),
+    "publish --back": Reader("publish --back --to served", made("served"), ("served",)),
     "inspect bundle": Reader("inspect bundle --json", printed),
+    "inspect delta": Reader("inspect delta --json", printed),
+    "inspect served": Reader("inspect served --json", printed),
     "inspect data": Reader("inspect data --json", printed),
     "inspect implicit": Reader("inspect implicit --json", printed),
     "inspect ordered": Reader("inspect ordered --json", printed),
@@ -165,6 +172,9 @@ ARTIFACTS: dict[str, Artifact] = {
     ),
     "run of a plan": Artifact(("plan-run/*.json", "plan-run/checkpoints/**/*"), ("evaluate plan-run",)),
     "bundle": Artifact(("bundle/**/*",), ("evaluate bundle", "inspect bundle")),
+    "base": Artifact(("base/**/*",), ("release --since", "release --merge", "publish")),
+    "delta": Artifact(("delta/**/*",), ("release --merge", "inspect delta")),
+    "published folder": Artifact(("served/**/*",), ("release --merge served", "publish --back", "inspect served")),
     "profile": Artifact(("popularity.*",), ("plan --profile", "simulate --profile", "train split")),
     "hardware": Artifact(("hardware.json",), ("plan", "simulate", "plan --edited")),
     "plan": Artifact(

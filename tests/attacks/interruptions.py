@@ -66,6 +66,10 @@ WRITERS: dict[str, Writer] = {
     "release --overwrite": Writer(
         f"{RELEASE} --as-trained --out bundle --overwrite", made("bundle"), ("bundle",), replaces="bundle"
     ),
+    "release --since": Writer("release run --since base --device cpu --out new", made("new"), ("new",)),
+    "release --merge": Writer("release served --merge --out new", made("new"), ("new",)),
+    "publish": Writer("publish bundle --to new", made("new"), ("new",)),
+    "publish again": Writer("publish bundle --to served", made("served"), ("served",)),
     "evaluate": Writer("evaluate run --device cpu --json", printed),
     "evaluate --tail disk": Writer("evaluate disk-run --device cpu --json", printed),
 }

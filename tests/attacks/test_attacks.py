@@ -11,7 +11,7 @@ from tests.attacks.command import in_process
 from tests.attacks.trials import attacks
 from tests.attacks.workspace import build
 
-ATTACKS = tuple(attacks(0, {"artifacts": 28, "kills": 14, "errors": 8, "paused pairs": 6}))
+ATTACKS = tuple(attacks(0, {"artifacts": 34, "kills": 18, "errors": 8, "paused pairs": 6}))
 """None depends on how fast the machine is."""
 
 

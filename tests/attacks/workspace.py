@@ -35,6 +35,10 @@ MADE = (
     f"train implicit {NCF} --steps 4 --evaluate-every 2 --early-stopping 2 --out implicit-run",
     "train data --plan plan.json --steps 4 --deterministic --out plan-run",
     "release run --budget 1/2 --device cpu --out bundle",
+    "release disk-run --as-trained --device cpu --out base",
+    "release run --since base --device cpu --out delta",
+    "publish base --to served",
+    "publish delta --to served",
 )
 
 

@@ -32,6 +32,7 @@ PAIRS: tuple[tuple[str, str], ...] = (
     ("prepare --overwrite", "prepare --overwrite"),
     ("order --overwrite", "order --overwrite"),
     ("train --tail disk", "train --tail disk"),
+    ("publish again", "publish again"),
 )
 
 

@@ -190,6 +190,9 @@ def test_a_kill_leaves_a_folder_that_loads(bundles: list[Path], tmp_path: Path) 
     found = []
     for _ in killed_at_each_change(lambda: publish(bundles[3], served), fresh):
         found.append(steps(served))
+        publish(bundles[3], served)
+        assert steps(served) == [40, 30, 20]
+        assert len(copies(served)) == 3
         publish(bundles[4], served)
         assert steps(served)[0] == 50
         assert len(copies(served)) == 3

@@ -174,6 +174,8 @@ def publish(
     refuse_broken_link(folder)
     with locked(folder):
         targets = _existing(folder)
+        if targets:
+            _remove_unnamed(folder, targets)
         if path is None:
             return _go_back(folder, targets)
         refuse_place(folder, [Path(path)])
