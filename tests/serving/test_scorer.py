@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -170,10 +171,31 @@ def test_ranking_is_scoring_with_the_user_s_values(scorer: holdall.Scorer, bag_d
     expected = scorer.score([{**item, **user} for item in items])
     np.testing.assert_allclose(scorer.rank(user, items), expected, rtol=0, atol=1e-6)
     assert len(scorer.rank(user, [])) == 0
-    with pytest.raises(DataError, match=r"no column 'sex'"):
-        scorer.rank({"sex": 1}, items)
+    assert np.array_equal(scorer.rank({**user, "not read": object()}, items), scorer.rank(user, items))
+    np.testing.assert_allclose(scorer.rank({}, rows), scorer.score(rows), rtol=0, atol=1e-6)
+    table = pa.Table.from_pylist(items)
+    np.testing.assert_allclose(scorer.rank(user, table), expected, rtol=0, atol=1e-6)
+    with pytest.raises(DataError, match=f"the user's values: row 0: feature '{first}' is the number 1.5"):
+        scorer.rank({first: 1.5}, items)
+    with pytest.raises(DataError, match="the user has every column"):
+        scorer.rank(rows[0], [{}])
     with pytest.raises(DataError, match=f"row 0: feature '{scorer.schema.features[2].name}' is missing"):
         scorer.rank(user, [{name: items[0][name] for name in items[0] if name != scorer.schema.features[2].name}])
+
+
+def test_a_user_s_dense_values_are_computed_once(data: Path, tmp_path: Path) -> None:
+    model = SMALL.build(Schema.load(data))
+    write(tmp_path / "bundle", model, SMALL, data)
+    scorer = holdall.load(tmp_path / "bundle")
+    rows = raw_rows(data)[:30]
+    dense = [column.name for column in scorer.schema.dense]
+    for names in (dense, [*dense, "C1"], ["C1", "C3"], dense[:1]):
+        user = {name: rows[0][name] for name in names}
+        items = [{name: value for name, value in row.items() if name not in user} for row in rows]
+        expected = scorer.score([{**item, **user} for item in items])
+        np.testing.assert_allclose(scorer.rank(user, items), expected, rtol=0, atol=1e-6)
+        columns = {name: [item[name] for item in items] for name in items[0]}
+        np.testing.assert_allclose(scorer.rank(user, columns), expected, rtol=0, atol=1e-6)
 
 
 def test_unseen_values_are_counted(scorer: holdall.Scorer, bag_data: Path) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from holdall.common.console import table
-from holdall.data.encode import Encoder
 from holdall.models import Model
-from holdall.serving.id_lookup import IdLookup
-from holdall.serving.raw_rows import RowFormat
+from holdall.serving.row_encoder import RowEncoder
 from holdall.tables import Table
 from holdall.tables.bands import BandsTable
 from holdall.tables.describe import describe_method
@@ -67,14 +65,12 @@ class ExplainedRow:
         return capture.get().rstrip("\n")
 
 
-def explain_row(
-    row: Mapping[str, Any], form: RowFormat, encoder: Encoder, lookups: Mapping[str, IdLookup], model: Model
-) -> ExplainedRow:
+def explain_row(row: Mapping[str, Any], encoder: RowEncoder, model: Model) -> ExplainedRow:
     """The account of a row; the encoder's counts of unseen values stay as they are."""
+    form, unseen = encoder.form, dict(encoder.num_unseen)
     columns = form.table([row])
-    unseen = dict(encoder.num_unseen)
     try:
-        batch = encoder.encode(columns)
+        batch = encoder.columns.encode(columns)
     finally:
         encoder.num_unseen.update(unseen)
     dense = tuple(
@@ -89,7 +85,7 @@ def explain_row(
         raw = columns[feature.name][0].as_py()
         texts = [raw] if feature.one_hot else raw
         texts = texts[len(texts) - len(ids) :] if feature.kind == "sequence" else texts[: len(ids)]
-        lookup = lookups[feature.name]
+        lookup = encoder.lookups[feature.name]
         stored_in = model.bags.table(feature.table or feature.name)
         for text, number in zip(texts, ids, strict=True):
             is_unseen = number == lookup.unseen

@@ -72,11 +72,13 @@ class FastDLRM:
     def __call__(self, dense_BN: Tensor, ids: Ids) -> Tensor:
         """Logits [B] of ids that are rows of their tables, at most `MAX_ROWS` samples."""
         size = dense_BN.shape[0]
-        buffers = self._of_size.get(size) or self._make(size)
+        buffers = self._buffers(size)
         self._rows.write(ids.values.t(), buffers)
         vectors_BVD = buffers.vectors
         if self._bottom is not None:
-            buffers.first.copy_(_run(self._bottom, dense_BN, buffers.bottom))
+            same = size > 1 and dense_BN.stride(0) == 0  # one row for all samples, expanded
+            found = _run(self._bottom, dense_BN[:1], self._buffers(1).bottom) if same else None
+            buffers.first.copy_(_run(self._bottom, dense_BN, buffers.bottom) if found is None else found)
         torch.bmm(vectors_BVD, buffers.transposed, out=buffers.products)
         torch.index_select(buffers.cells, 1, self._cells, out=buffers.features)
         buffers.copied.copy_(vectors_BVD[:, 0])
@@ -84,8 +86,11 @@ class FastDLRM:
             buffers.padding.zero_()
         return _run(self._top, buffers.features, buffers.top)[:, 0].clone()
 
-    def _make(self, size: int) -> _Buffers:
+    def _buffers(self, size: int) -> _Buffers:
         """Buffers of a batch of this size, views of those of the largest."""
+        found = self._of_size.get(size)
+        if found is not None:
+            return found
         if size > self._capacity:
             self._capacity = min(MAX_ROWS, 1 << (size - 1).bit_length())
             self._of_size.clear()

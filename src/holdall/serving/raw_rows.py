@@ -86,24 +86,13 @@ class RowFormat:
             return self._from_dicts(list(rows))
         raise DataError(f"rows cannot be a {type(rows).__name__}: give {FORMS}")
 
-    def with_constants(self, rows: Any, values: Mapping[str, Any]) -> pa.Table:
-        """`table` of rows that lack some columns, whose values are the same for all rows."""
-        for name in values:
-            if name not in self.names:
-                raise DataError(f"there is no column '{name}'{did_you_mean(name, self.names)}")
-        rest = [name for name in self.names if name not in values]
-        found = self._only(rest).table(rows)
-        one = self._only(list(values)).table([values])
-        same = {name: pa.repeat(one[name][0], found.num_rows) for name in values}
-        return pa.table({name: same[name] if name in same else found[name] for name in self.names})
-
     def values(self, feature: str, values: Any) -> pa.Array:
         """Values of one feature as text, whatever number of them a row has."""
         if isinstance(values, list | tuple):
             return _converted(values, f"feature '{feature}'", text_of, pa.large_string())
         return _array(feature, values)
 
-    def _only(self, names: Collection[str]) -> RowFormat:
+    def only(self, names: Collection[str]) -> RowFormat:
         """Format of rows with these columns alone."""
         schema = replace(self.schema, dense=tuple(column for column in self.schema.dense if column.name in names))
         return replace(self, schema=schema, reads=self.reads & set(names))

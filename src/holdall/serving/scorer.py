@@ -21,17 +21,16 @@ from torch import Tensor
 from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.batch import Batch
-from holdall.data.encode import Encoder
 from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
 from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle, open_bundle
-from holdall.serving.encode_dicts import DictEncoder
 from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
 from holdall.serving.raw_rows import RowFormat
+from holdall.serving.row_encoder import EncodedBatch, RowEncoder
 from holdall.serving.trained_run import TrainedRun
 from holdall.serving.vectors import feature_rows, write_vectors
 from holdall.training.tracking import RUN_FILE
@@ -67,14 +66,6 @@ def load_bundle(bundle: Bundle, *, device: str = "cpu", mmap: bool = True) -> Sc
     return Scorer(bundle.path, model, bundle.schema, bundle.id_lookups(), step=step, fingerprint=fingerprint)
 
 
-class EncodedBatch(Batch):
-    """Batch that the scorer made itself: its ids are rows of their tables, and are not checked again."""
-
-
-def _encoded(batch: Batch) -> EncodedBatch:
-    return EncodedBatch(batch.dense, batch.ids, batch.label)
-
-
 class Scorer:
     """Model in evaluation mode and encoder of raw rows.
 
@@ -102,31 +93,21 @@ class Scorer:
         """Id maps of the features that the model reads, by feature."""
         self.reads = tuple(lookups)
         """Features that the model reads: those that a row must have, beside all dense columns."""
-        self._format = RowFormat.of(self.schema, self.reads)
-        self._encoder = Encoder(self.schema, max_value_bytes=self._format.max_value_bytes, maps=lookups)
-        self._dict_encoder = DictEncoder(self._format, self._encoder, lookups)
+        self._rows = RowEncoder(RowFormat.of(self.schema, self.reads), lookups)
         self._device = batch_device(model)
         self.fast = True
-        """Whether fast paths are taken where there are some, of dicts and of a DLRM; results are those of the plain
-        ones."""
+        """Whether logits take the fast path where the model has one; they are the same."""
 
     @property
     def num_unseen(self) -> dict[str, int]:
         """Lookups so far that became a feature's unseen row, by feature."""
-        return dict(self._encoder.num_unseen)
+        return dict(self._rows.num_unseen)
 
     # --- scores --------------------------------------------------------------------------------------------------
 
     def encode(self, rows: Any) -> Batch:
         """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
-        if isinstance(rows, Batch):
-            return rows
-        if self.fast and isinstance(rows, list | Mapping):
-            encoder = self._dict_encoder
-            plain = encoder.encode(rows) if isinstance(rows, list) else encoder.encode_columns(rows)
-            if plain is not None:
-                return _encoded(plain)
-        return _encoded(self._encoder.encode(self._format.table(rows)))
+        return rows if isinstance(rows, Batch) else self._rows.encode(rows)
 
     def score(self, rows: Any) -> Floats:
         """Probabilities [R] of rows.
@@ -136,8 +117,7 @@ class Scorer:
         `prepare` reads it, but needs no label.
         """
         if isinstance(rows, str | Path):
-            blocks = (_encoded(self._encoder.encode(block)) for block in self._format.blocks(rows))
-            return np.concatenate([self._probabilities(batch) for batch in blocks])
+            return np.concatenate([self._probabilities(batch) for batch in self._rows.blocks(rows)])
         return self._probabilities(self.encode(rows))
 
     def logits(self, batch: Batch) -> Tensor:
@@ -166,9 +146,11 @@ class Scorer:
     def rank(self, user: Mapping[str, Any], items: Any) -> Floats:
         """Probabilities [R] of R items for one user.
 
-        `items` are rows without the columns of `user`, whose values are the same for all of them.
+        `items` are rows, in any form that `score` takes, without the columns of `user`. Values of the user are encoded
+        once; if they are all dense columns, the bottom MLP of a DLRM runs once, too. Scores are those of `score` for
+        the joined rows to 1e-6.
         """
-        return self.score(self._format.with_constants(items, user))
+        return self._probabilities(self._rows.encode_items(user, items))
 
     def _probabilities(self, batch: Batch) -> Floats:
         found: Floats = torch.sigmoid(self.logits(batch)).cpu().numpy()
@@ -178,12 +160,13 @@ class Scorer:
 
     def explain_row(self, row: Mapping[str, Any]) -> ExplainedRow:
         """What each raw value of a row became; prints as a table. The counts of unseen values do not change."""
-        return explain_row(row, self._format, self._encoder, self.lookups, self.model)
+        return explain_row(row, self._rows, self.model)
 
     def vectors(self, feature: str, values: Any) -> Floats:
         """Rows [n, dim] of a feature's table, in float32, of n raw values; unseen ones have the unseen row."""
         self._check_reads(feature)
-        return feature_rows(self.model, feature, self._encoder.ids(feature, self._format.values(feature, values)))
+        texts = self._rows.form.values(feature, values)
+        return feature_rows(self.model, feature, self._rows.columns.ids(feature, texts))
 
     def write_vectors(self, feature: str, path: str | Path, *, overwrite: bool = False) -> int:
         """Write all values of a feature, with their counts and rows, to a Parquet file; the number of rows written.
@@ -202,7 +185,7 @@ class Scorer:
 
     def warm_up(self) -> None:
         """Score rows of popular values, so that the first real ones find id maps, decoded rows and buffers ready."""
-        unseen = dict(self._encoder.num_unseen)
+        unseen = dict(self._rows.num_unseen)
         for lookup in set(self.lookups.values()):
             lookup.fill()
         row: dict[str, Any] = {column.name: 1.0 for column in self.schema.dense}
@@ -212,11 +195,11 @@ class Scorer:
                 row[feature.name] = text if feature.one_hot else [text]
         for count in WARM_UP_ROWS:
             self.score([row] * count)
-        self._encoder.num_unseen.update(unseen)
+        self._rows.num_unseen.update(unseen)
 
     def close(self) -> None:
         """Let go of the model and of the id maps; the scorer cannot be used afterwards."""
-        del self.model, self._encoder, self._dict_encoder, self.lookups
+        del self.model, self._rows, self.lookups
 
     def __repr__(self) -> str:
         return f"Scorer({str(self.path)!r}, step={self.step}, features={len(self.reads)})"

@@ -1,4 +1,4 @@
-"""Encoder of dicts: the batches of the encoder of columns, and nothing for rows that only that one may judge."""
+"""Encoder of Python values: the batches of the encoder of columns, or nothing where only that one may judge."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from holdall.data.encode import Encoder
-from holdall.serving import encode_dicts
-from holdall.serving.encode_dicts import DictEncoder
+from holdall.serving import encode_values
+from holdall.serving.encode_values import ValueEncoder
 from holdall.serving.id_lookup import IdLookup, open_lookups
 from tests.serving.test_raw_rows import WRONG_VALUES, numpy_scalars, prepared, row_format
 
@@ -28,21 +28,22 @@ def plain_rows(table: pa.Table) -> list[dict[str, Any]]:
     return rows
 
 
-def encoders(folder: Path, hot_rows: int | None = None) -> tuple[DictEncoder, Encoder, dict[str, IdLookup]]:
+def encoders(folder: Path, hot_rows: int | None = None) -> tuple[ValueEncoder, Encoder, dict[str, IdLookup]]:
     form = row_format(folder)
     lookups = open_lookups(folder / "data", form.schema, form.reads)
     for lookup in lookups.values():
         lookup.hot_rows = lookup.hot_rows if hot_rows is None else hot_rows
     encoder = Encoder(form.schema, maps=lookups)
-    return DictEncoder(form, encoder, lookups), encoder, lookups
+    return ValueEncoder(form, lookups, encoder.num_unseen), encoder, lookups
 
 
+@pytest.mark.parametrize("form", ["dicts", "columns"])
 @pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize("hot_rows", [None, 0, 2])
 def test_dicts_are_encoded_as_columns_are(
-    hot_rows: int | None, many: int, prepared: tuple[Path, pa.Table], monkeypatch: pytest.MonkeyPatch
+    hot_rows: int | None, many: int, form: str, prepared: tuple[Path, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode_dicts, "MANY", many)
+    monkeypatch.setattr(encode_values, "MANY", many)
     folder, table = prepared
     fast, encoder, lookups = encoders(folder, hot_rows)
     rows = plain_rows(table)
@@ -52,7 +53,7 @@ def test_dicts_are_encoded_as_columns_are(
         expected = encoder.encode(row_format(folder).table(part))
         unseen = {name: count - before[name] for name, count in encoder.num_unseen.items()}
         before = dict(encoder.num_unseen)
-        found = fast.encode(part)
+        found = fast.encode(part if form == "dicts" else {name: tuple(row[name] for row in part) for name in rows[0]})
         assert found is not None
         assert found.dense.numpy().tobytes() == expected.dense.numpy().tobytes()
         assert torch.equal(found.ids.values, expected.ids.values)
@@ -68,7 +69,7 @@ def test_columns_of_python_values_are_encoded_as_dicts_are(prepared: tuple[Path,
     rows = plain_rows(table)
     columns = {name: tuple(row[name] for row in rows) for name in rows[0]}
     expected, unseen = fast.encode(rows), dict(encoder.num_unseen)
-    found = fast.encode_columns(columns)
+    found = fast.encode(columns)
     assert found is not None
     assert expected is not None
     assert found.dense.numpy().tobytes() == expected.dense.numpy().tobytes()
@@ -77,7 +78,7 @@ def test_columns_of_python_values_are_encoded_as_dicts_are(prepared: tuple[Path,
     assert encoder.num_unseen == {name: 2 * count for name, count in unseen.items()}
     first = "word"
     for wrong in ({first: columns[first]}, columns | {first: columns[first][1:]}, columns | {first: table[first]}, {}):
-        assert fast.encode_columns(wrong) is None
+        assert fast.encode(wrong) is None
 
 
 @pytest.mark.parametrize(("name", "value", "message"), WRONG_VALUES, ids=range(len(WRONG_VALUES)))
@@ -101,3 +102,13 @@ def test_rows_of_other_forms_are_left_to_the_other_encoder(prepared: tuple[Path,
     for wrong in ([1], ["row"], [None], [[row]], [{}], [numpy_scalars(row)], [{**row, "text": "1.5"}]):
         assert fast.encode(wrong) is None
     assert fast.encode([row]) is not None
+    columns = {name: [value] for name, value in row.items()}
+    for wrong in (
+        {**columns, "word": ["a", "b"]},
+        {**columns, "word": "a"},
+        {**columns, "word": pa.array(["a"])},
+        row,
+        {},
+    ):
+        assert fast.encode(wrong) is None
+    assert fast.encode(columns) is not None

@@ -1,13 +1,14 @@
-"""Encoder of rows of Python values, for requests: values of the hot prefix are ids after one look into a dict.
+"""Encoder of rows of Python values, for requests of a few rows: a popular value is an id after one look into a dict.
 
 Only rows whose values are plainly right are encoded here: numbers or None in dense columns, texts, integers, booleans
-or None in features, lists of them in bags. For all others the answer is None, and the encoder of columns reads them,
-or says what is wrong with them.
+or None in features, lists of them in bags. For all others the answer is None, and the encoder of Arrow's columns reads
+them, or says what is wrong with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch, Ids
 from holdall.data.columns import offsets_of
 from holdall.data.dense import transform
-from holdall.data.encode import Encoder
 from holdall.data.id_map import id_dtype
 from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Feature
@@ -31,19 +31,16 @@ MANY = 1024
 """Values that are not in the dict of their feature, from which on they are looked up together. Arrow imports pandas
 for that, where it is installed, which no small request should wait for."""
 
-
-Column = Callable[[str], Sequence[Any]]
-"""Values of the rows in a column, by its name."""
+Columns = Mapping[str, Sequence[Any]]
 
 
-class DictEncoder:
-    """Encoder of lists of dicts and of dicts of lists; it counts unseen values in those of `encoder`."""
+class ValueEncoder:
+    """Encoder of lists of dicts and of dicts of lists; it adds unseen values to `num_unseen`."""
 
-    def __init__(self, form: RowFormat, encoder: Encoder, lookups: Mapping[str, IdLookup]):
-        self._num_unseen = encoder.num_unseen
+    def __init__(self, form: RowFormat, lookups: Mapping[str, IdLookup], num_unseen: dict[str, int]):
+        self._num_unseen = num_unseen
+        self._names = form.names
         self._dense = form.schema.dense
-        self._names = [column.name for column in self._dense]
-        self._all_names = form.names
         self._all_log = all(column.transform == "log" and column.missing == 0 for column in self._dense)
         self._features = form.schema.features
         self._lookups = [lookups.get(feature.name) for feature in self._features]
@@ -52,73 +49,68 @@ class DictEncoder:
         self._one_hot = form.schema.one_hot
         self._dtype = id_dtype(max((lookup.num_rows for lookup in lookups.values()), default=1))
 
-    def encode(self, rows: Sequence[Any]) -> Batch | None:
-        """The rows as a batch with labels 0; None if they are not plain ones."""
-        return self._encode(lambda name: [row[name] for row in rows], len(rows))
-
-    def encode_columns(self, columns: Mapping[str, Any]) -> Batch | None:
-        """Lists or tuples by name as a batch with labels 0; None if they are not plain ones."""
-        own = [columns.get(name) for name in self._all_names]
-        sizes = {len(column) if isinstance(column, list | tuple) else -1 for column in own}
-        if len(sizes) != 1 or -1 in sizes:
-            return None
-        return self._encode(columns.__getitem__, sizes.pop())
-
-    def _encode(self, column: Column, num_rows: int) -> Batch | None:
+    def encode(self, rows: Any) -> Batch | None:
+        """A list of dicts, or a dict of lists or tuples, as a batch with labels 0; None if they are not plain ones."""
         try:
-            dense = self._numbers(column, num_rows)
-            ids = self._singles(column, num_rows) if self._one_hot else self._bags(column, num_rows)
+            if isinstance(rows, list):
+                columns: Columns = {name: [row[name] for row in rows] for name in self._names}
+                return self._encode(columns, len(rows))
+            lengths = {len(rows[name]) for name in self._names if isinstance(rows[name], list | tuple)}
+            if len(lengths) != 1 or not all(isinstance(rows[name], list | tuple) for name in self._names):
+                return None
+            return self._encode(rows, lengths.pop())
         except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError, ValueRefusedError):
             return None
-        if dense is None or ids is None:
+
+    def _encode(self, columns: Columns, num_rows: int) -> Batch | None:
+        dense = self._numbers(columns, num_rows)
+        if dense is None:
             return None
-        found, unseen = ids
+        ids, unseen = self._singles(columns, num_rows) if self._one_hot else self._bags(columns, num_rows)
         for name, count in unseen.items():
             self._num_unseen[name] += count
-        return Batch(torch.from_numpy(dense), found, torch.zeros(num_rows))
+        return Batch(torch.from_numpy(dense), ids, torch.zeros(num_rows))
 
-    def _numbers(self, column: Column, num_rows: int) -> npt.NDArray[np.float32] | None:
+    def _numbers(self, columns: Columns, num_rows: int) -> npt.NDArray[np.float32] | None:
         """[R, N] float32, transformed."""
-        names = self._names
-        given = [value for name in names for value in column(name)]
-        if not NUMBERS.issuperset(map(type, given)):
+        given = [columns[column.name] for column in self._dense]
+        if not NUMBERS.issuperset(map(type, chain.from_iterable(given))):
             return None
-        raw = np.ascontiguousarray(
-            np.array(given, dtype=np.float64).reshape(len(names), num_rows).T
-        )  # None becomes NaN
+        raw = np.array(given, dtype=np.float64).reshape(len(given), num_rows)  # None becomes NaN
         sizes = np.abs(raw)
         if not (sizes <= FLOAT32_MAX).all():
             missing = np.isnan(raw)
-            if np.count_nonzero(missing) != given.count(None) or not (missing | (sizes <= FLOAT32_MAX)).all():
+            is_none = sum(column.count(None) for column in given)
+            if np.count_nonzero(missing) != is_none or not (missing | (sizes <= FLOAT32_MAX)).all():
                 return None
-        if self._all_log and names:
-            return transform(raw, self._dense[0])  # the same for every column
-        dense = np.empty(raw.shape, dtype=np.float32)
-        for index, own in enumerate(self._dense):
-            dense[:, index] = transform(raw[:, index], own)
+        if self._all_log and given:
+            return np.ascontiguousarray(transform(raw, self._dense[0]).T)  # the same for every column
+        dense = np.empty((num_rows, len(given)), dtype=np.float32)
+        for index, column in enumerate(self._dense):
+            dense[:, index] = transform(raw[index], column)
         return dense
 
-    def _singles(self, column: Column, num_rows: int) -> tuple[Ids, dict[str, int]] | None:
+    def _singles(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
         """Ids [F, R], and the number of unseen ones by feature."""
-        flat: list[int] = []
+        flat: list[int | None] = []
         unseen: dict[str, int] = {}
         for feature, lookup in zip(self._features, self._lookups, strict=True):
             if lookup is None:
                 flat += [0] * num_rows
                 continue
-            values = column(feature.name)
+            values = columns[feature.name]
             found = list(map(lookup.hot.get, values))
             if None in found:
                 self._look_up(found, values, lookup)
             if lookup.unseen in found:
                 unseen[feature.name] = found.count(lookup.unseen)
-            flat += found  # type: ignore[arg-type]
+            flat += found
         ids = np.array(flat, dtype=self._dtype).reshape(len(self._features), num_rows)
         return Ids(torch.from_numpy(ids), None, len(self._features)), unseen
 
-    def _bags(self, column: Column, num_rows: int) -> tuple[Ids, dict[str, int]] | None:
+    def _bags(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
         """`_singles` where some features have several ids a row."""
-        flat: list[int] = []
+        flat: list[int | None] = []
         lengths: list[int] = []
         unseen: dict[str, int] = {}
         for feature, lookup in zip(self._features, self._lookups, strict=True):
@@ -126,16 +118,18 @@ class DictEncoder:
                 flat += [0] * (num_rows if feature.one_hot else 0)
                 lengths += [1 if feature.one_hot else 0] * num_rows
                 continue
-            values: list[Any] = []
-            for value in column(feature.name):
-                pieces = [value] if feature.one_hot else self._pieces(value, feature)
-                values += pieces
-                lengths.append(len(pieces))
-            found = [lookup.hot.get(value) for value in values]
+            values = columns[feature.name]
+            if feature.one_hot:
+                lengths += [1] * num_rows
+            else:
+                bags = [self._pieces(value, feature) for value in values]
+                lengths += map(len, bags)
+                values = list(chain.from_iterable(bags))
+            found = list(map(lookup.hot.get, values))
             if None in found:
                 self._look_up(found, values, lookup)
             unseen[feature.name] = found.count(lookup.unseen)
-            flat += found  # type: ignore[arg-type]
+            flat += found
         offsets = torch.from_numpy(offsets_of(np.array(lengths, dtype=np.int64)))
         return Ids(torch.from_numpy(np.array(flat, dtype=self._dtype)), offsets, len(self._features)), unseen
 
