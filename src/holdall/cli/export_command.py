@@ -11,7 +11,7 @@ from holdall.cli.options import print_json, tyro
 def export(
     bundle: tyro.conf.Positional[Path],
     out: Path,
-    format: Literal["onnx", "triton"],
+    format: Literal["onnx", "pt2", "triton"],
     name: str = "holdall",
     overwrite: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -22,7 +22,7 @@ def export(
         bundle: Bundle.
         out: Folder to write.
         format: onnx for a file that onnxruntime and others run, triton for a model repository of Triton Inference
-            Server.
+            Server, pt2 for code compiled for this machine (AOTInductor), which executes when it is loaded.
         name: Name of the model in the repository of triton.
         overwrite: Replace an older export.
         json: Print the description of the export as JSON on stdout.

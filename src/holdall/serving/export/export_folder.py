@@ -11,7 +11,7 @@ The format is in docs/formats.md.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -57,6 +57,8 @@ class ExportRecord:
     """Columns of the input `dense`, in order, and their transforms."""
     features: list[dict[str, Any]]
     """Input and column, rows, unseen row and id map of each feature."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Of compiled code: the name of each of its weights in `weights.safetensors`."""
     check: dict[str, Any]
     """Largest differences to the scores of the bundle, and the rows that they were measured on."""
     files: dict[str, FileHash]

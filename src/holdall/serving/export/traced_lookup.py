@@ -95,63 +95,90 @@ class JoinedTables(nn.Module):
         assert found is not None
         return found
 
-    def groups(self, tables: Sequence[Table]) -> list[PieceGroup]:
-        """Pieces of the tables of features, in groups with at most one piece of a feature."""
-        found: dict[Hashable, dict[int, Piece]] = {}
-        for column, table in enumerate(tables):
-            for piece in pieces(table):
-                number, _ = self.place(piece)
-                turn = sum(column in members for key, members in found.items() if key[0] == number)  # type: ignore[index]
-                found.setdefault((number, turn), {})[column] = piece
-        return [PieceGroup(self, members, len(tables)) for members in found.values()]
 
+class PieceGroup(nn.Module):
+    """Pieces of some of F features, by column, whose rows are in one joined table.
 
-class PieceGroup:
-    """Pieces of some of F features, by column, whose rows are in one joined table."""
+    Numbers of the pieces are buffers: compiled code can be given buffers, but not tensors that a graph makes.
+    """
+
+    columns: Tensor
+    """[M] columns of the pieces."""
+    places: Tensor
+    """[F] piece of each column; any piece in columns of other features."""
+    starts: Tensor
+    lasts: Tensor
+    bases: Tensor
+    """[M] first row of each piece in its looked-up table, number of its last row, first row in the joined table."""
+    num_stored: Tensor
+    num_rows: Tensor
+    """[M] rows that are stored, and rows that they stand for."""
+    first_in: Tensor
+    first_after: Tensor
+    """[F] rows from which on, and up to which, ids are in the piece of a column."""
 
     def __init__(self, tables: JoinedTables, members: Mapping[int, Piece], num_columns: int):
-        self._tables, self._members, self._num_columns = tables, members, num_columns
-        self.columns = list(members)
+        super().__init__()
         parts = list(members.values())
-        self._number = tables.place(parts[0])[0]
+        columns = list(members)
+        self.number = tables.place(parts[0])[0]
+        self.has_all_columns = columns == list(range(num_columns))
+        self.has_whole_tables = all(piece.is_whole for piece in parts)
+        self.shares_rows = isinstance(parts[0].table, SharedTable)
+        bounds = [(members[c].start, members[c].end) if c in members else (0, 0) for c in range(num_columns)]
+        self._keep("columns", columns)
+        self._keep("places", [columns.index(c) if c in members else 0 for c in range(num_columns)])
+        self._keep("starts", [piece.start for piece in parts])
+        self._keep("lasts", [piece.end - piece.start - 1 for piece in parts])
+        self._keep("bases", [tables.place(piece)[1] for piece in parts])
+        self._keep("num_stored", [_num_stored(piece.table) for piece in parts])
+        self._keep("num_rows", [piece.table.num_rows for piece in parts])
+        self._keep("first_in", [start for start, _ in bounds])
+        self._keep("first_after", [end for _, end in bounds])
 
-    def rows(self, ids_BF: Tensor) -> Tensor:
-        """A row of the piece of each feature, [B, M, dim]; any row where an id is not in it."""
-        parts = list(self._members.values())
-        ids = ids_BF
-        if self.columns != list(range(self._num_columns)):
-            ids = ids.index_select(1, torch.tensor(self.columns))
-        if not all(piece.is_whole for piece in parts):
-            ids = (ids - torch.tensor([piece.start for piece in parts])).clamp(min=0)
-            ids = torch.minimum(ids, torch.tensor([piece.end - piece.start - 1 for piece in parts]))
-        if isinstance(parts[0].table, SharedTable):
-            stored = torch.tensor([_num_stored(piece.table) for piece in parts])
-            ids = ids * stored // torch.tensor([piece.table.num_rows for piece in parts])
-        ids = ids + torch.tensor([self._tables.place(piece)[1] for piece in parts])
-        return self._tables.stored_rows(self._number, ids.flatten()).unflatten(0, (-1, len(parts)))
+    def _keep(self, name: str, numbers: list[int]) -> None:
+        """Register numbers of the pieces, or of all columns."""
+        self.register_buffer(name, torch.tensor(numbers), persistent=False)
 
-    def in_all_columns(self, rows_BMD: Tensor) -> Tensor:
-        """Rows [B, F, dim]: those of the pieces in their columns, others in the columns of other features."""
-        if self.columns == list(range(self._num_columns)):
-            return rows_BMD
-        place = {column: index for index, column in enumerate(self.columns)}
-        return rows_BMD.index_select(1, torch.tensor([place.get(c, 0) for c in range(self._num_columns)]))
+    def rows(self, tables: JoinedTables, ids_BF: Tensor) -> Tensor:
+        """Rows [B, F, dim] of the features of the group; any rows in other columns, and for ids of other pieces."""
+        ids = ids_BF if self.has_all_columns else ids_BF.index_select(1, self.columns)
+        if not self.has_whole_tables:
+            ids = torch.minimum((ids - self.starts).clamp(min=0), self.lasts)
+        if self.shares_rows:
+            ids = ids * self.num_stored // self.num_rows
+        rows = tables.stored_rows(self.number, (ids + self.bases).flatten()).unflatten(0, (-1, len(self.columns)))
+        return rows if self.has_all_columns else rows.index_select(1, self.places)
 
     def has(self, ids_BF: Tensor) -> Tensor:
         """[B, F]: whether each id is in the piece of its feature."""
-        starts = [self._members[c].start if c in self._members else 0 for c in range(self._num_columns)]
-        ends = [self._members[c].end if c in self._members else 0 for c in range(self._num_columns)]
-        return (ids_BF >= torch.tensor(starts)) & (ids_BF < torch.tensor(ends))
+        return (ids_BF >= self.first_in) & (ids_BF < self.first_after)
 
 
-def look_up_groups(groups: Sequence[PieceGroup], ids_BF: Tensor) -> Tensor:
-    """Vectors [B, F, dim] of one id for each feature."""
-    first, *others = groups
-    found = first.in_all_columns(first.rows(ids_BF))
-    for group in others:
-        rows = group.in_all_columns(group.rows(ids_BF))
-        found = torch.where(group.has(ids_BF)[:, :, None], rows, found)
-    return found
+class TracedLookup(nn.Module):
+    """Vectors of features with one id a row."""
+
+    def __init__(self, tables: JoinedTables, looked_up: Sequence[Table]):
+        """`looked_up` are the tables of the features, by column."""
+        super().__init__()
+        found: dict[tuple[int, int], dict[int, Piece]] = {}
+        for column, table in enumerate(looked_up):
+            turns: dict[int, int] = {}
+            for piece in pieces(table):
+                number, _ = tables.place(piece)
+                turn = turns[number] = turns.get(number, -1) + 1  # a group has one piece of a feature
+                found.setdefault((number, turn), {})[column] = piece
+        self.groups = nn.ModuleList(PieceGroup(tables, members, len(looked_up)) for members in found.values())
+
+    def forward(self, tables: JoinedTables, ids_BF: Tensor) -> Tensor:
+        """Vectors [B, F, dim] of ids [B, F]."""
+        found: Tensor | None = None
+        for group in self.groups:
+            assert isinstance(group, PieceGroup)
+            rows = group.rows(tables, ids_BF)
+            found = rows if found is None else torch.where(group.has(ids_BF)[:, :, None], rows, found)
+        assert found is not None
+        return found
 
 
 def _kind(table: Table) -> Hashable:

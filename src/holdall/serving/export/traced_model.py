@@ -18,7 +18,7 @@ from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
 from holdall.models import TBSM, Model
 from holdall.serving.export.model_inputs import DENSE, IDS, ModelInputs
-from holdall.serving.export.traced_lookup import JoinedTables, look_up_groups
+from holdall.serving.export.traced_lookup import JoinedTables, TracedLookup
 
 
 class TracedModel(nn.Module):
@@ -39,12 +39,15 @@ class TracedModel(nn.Module):
         single = [position for position, feature in enumerate(inputs.features) if feature.one_hot]
         self.model.bags = cast(EmbeddingBags, TracedBags(model.bags, single))
         self.names = [given.name for given in inputs]
+        limits = torch.tensor([feature.num_rows for feature in inputs.single])
+        self.register_buffer("limits", limits, persistent=False)
+        self.limits: Tensor
         if isinstance(model, TBSM):
             model.checks_lengths = False  # `forward` marks rows in the place of raising an error
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         given = dict(zip(self.names, inputs, strict=True))
-        ids = TracedIds(self.inputs, given)
+        ids = TracedIds(self.inputs, given, self.limits)
         dense = given.get(DENSE)
         if dense is None:
             dense = torch.zeros(ids.batch_size, 0)
@@ -70,14 +73,14 @@ class TracedIds:
     Ids of bags end with one more id, 0, which is in no bag, since some programs fail on tensors without elements.
     """
 
-    def __init__(self, inputs: ModelInputs, given: Mapping[str, Tensor]):
+    def __init__(self, inputs: ModelInputs, given: Mapping[str, Tensor], limits: Tensor):
+        """`limits` are the rows of the tables of the features with one id a row."""
         self.num_features = len(inputs.features)
         single = given.get(IDS)
         if single is None:
             self.batch_size = given[f"{inputs.bags[0].name}.offsets"].shape[0] - 1
             self.wrong = torch.zeros(self.batch_size, dtype=torch.bool)
         else:
-            limits = torch.tensor([feature.num_rows for feature in inputs.single])
             outside = (single < 0) | (single >= limits)
             self.batch_size = single.shape[0]
             self.wrong = outside.any(dim=1)
@@ -130,7 +133,7 @@ class TracedBags(nn.Module):
         assert all(table.mode == "sum" for table in self.looked_up)
         self.single = list(single)
         self.tables = JoinedTables(bags)
-        self.groups = self.tables.groups([self.looked_up[position] for position in self.single])
+        self.lookup = TracedLookup(self.tables, [self.looked_up[position] for position in self.single])
 
     def forward(self, ids: Ids | TracedIds, positions: Sequence[int] | None = None) -> Tensor:
         """Pooled vectors [B, F', dim]."""
@@ -138,7 +141,7 @@ class TracedBags(nn.Module):
         single_BF = ids.single if isinstance(ids, TracedIds) else ids.values.t()
         columns: dict[int, Tensor] = {}
         if single_BF is not None:
-            vectors_BFD = look_up_groups(self.groups, single_BF)
+            vectors_BFD = self.lookup(self.tables, single_BF)
             if chosen == self.single:
                 return vectors_BFD
             columns = dict(zip(self.single, vectors_BFD.unbind(1), strict=True))
