@@ -16,6 +16,7 @@ import torch
 import holdall
 from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError, HoldallError
+from holdall.common.files import write_json
 from holdall.data.batch import Batch
 from holdall.data.id_map import IdMap, id_map_path
 from holdall.data.identity import with_files
@@ -260,6 +261,12 @@ def test_an_export_scores_the_same_rows(shops: Path, monkeypatch: pytest.MonkeyP
     written(shops, "again", run.schema, shops / "data", run.config.model.model_config().build(run.schema))
     with pytest.raises(ConfigError, match="is an export of another bundle"):
         verify(shops, "again", export=shops / "onnx")
+    document = json.loads((shops / "onnx" / "export.json").read_text())
+    write_json(shops / "onnx" / "export.json", {**document, "target": "pt2"}, hashed=True)
+    with pytest.raises(ConfigError, match="compiled code, which executes when it is loaded"):
+        verify(shops, export=shops / "onnx")
+    with pytest.raises(DataError, match="was compiled for machine unknown"):  # so it was about to be loaded
+        verify(shops, export=shops / "onnx", run_code=True)
 
 
 def test_the_command_ends_with_1_on_a_mismatch(shops: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,6 +146,7 @@ def verify(
     data: Path | None = None,
     log: Path | None = None,
     export: Path | None = None,
+    run_code: bool = False,
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -158,13 +159,24 @@ def verify(
         data: Data set folder with the same ids; the one trained on when absent.
         log: Request log of the server, whose requests are scored again.
         export: Export of the bundle, which scores the same rows.
+        run_code: Load an export of compiled code (pt2), which executes it: only what you trust.
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print the report as JSON on stdout.
     """
     from holdall.serving.row_comparison import show
     from holdall.serving.verify import verify as run_verify
 
-    report = run_verify(bundle, against, rows=rows, data=data, log=log, export=export, device=device, quiet=False)
+    report = run_verify(
+        bundle,
+        against,
+        rows=rows,
+        data=data,
+        log=log,
+        export=export,
+        run_code=run_code,
+        device=device,
+        quiet=False,
+    )
     if json:
         print_json(report.to_json())
     else:

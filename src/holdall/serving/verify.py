@@ -38,6 +38,7 @@ def verify(
     data: str | Path | None = None,
     log: str | Path | None = None,
     export: str | Path | None = None,
+    run_code: bool = False,
     device: str = "auto",
     quiet: bool = True,
 ) -> VerifyReport:
@@ -45,8 +46,9 @@ def verify(
 
     `against` is the run that it was released from; `data` another folder with the same ids than the one trained on.
     Raw rows are those of the files that were prepared, or, where these are gone, the values behind the stored ids.
-    At most `rows` of them are compared. `export` is an export of the bundle, which scores the same rows. `log` is a
-    request log of the server: its requests are scored again.
+    At most `rows` of them are compared. `export` is an export of the bundle, which scores the same rows; one of
+    compiled code is loaded with `run_code` only, since loading executes it. `log` is a request log of the server: its
+    requests are scored again.
     """
     if against is None and log is None:
         raise ConfigError("there is nothing to compare the bundle with: name the run (--against), or a log (--log)")
@@ -58,7 +60,7 @@ def verify(
     scorer = load(bundle, device=device)
     report = VerifyReport()
     if against is not None:
-        exported = None if export is None else _open_export(Path(export), scorer)
+        exported = None if export is None else _open_export(Path(export), scorer, run_code)
         _compare_with_run(report, opened, scorer, exported, Path(against), data, rows, device, quiet)
     if log is not None:
         _replay_log(report, scorer, Path(log))
@@ -114,8 +116,8 @@ def _compare_with_run(
     comparison.finish()
 
 
-def _open_export(path: Path, scorer: Scorer) -> ExportedScorer:
-    exported = open_export(path)
+def _open_export(path: Path, scorer: Scorer, run_code: bool) -> ExportedScorer:
+    exported = open_export(path, run_code=run_code)
     if exported.fingerprint != scorer.fingerprint:
         raise ConfigError(f"{path} is an export of another bundle than {scorer.path}: export this one, and verify that")
     return exported
