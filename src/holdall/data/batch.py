@@ -103,7 +103,8 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Samples start..stop, as views where every feature has one id."""
-        return Batch(self.dense[start:stop], self.ids.slice(start, stop), self.label[start:stop])
+        ids = self.ids.slice(start, stop)
+        return replace(self, dense=self.dense[start:stop], ids=ids, label=self.label[start:stop])
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the batch, without those that are None."""

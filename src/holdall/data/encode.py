@@ -115,13 +115,20 @@ class Encoder:
         dictionary = values.dictionary
         if pa.types.is_string_view(dictionary.type):  # Arrow takes none of these
             dictionary = dictionary.cast(pa.large_string())
-        codes = np.asarray(values.indices.cast(pa.int64()).fill_null(len(dictionary)))
-        row_of = np.full(len(dictionary) + 1, -1)
-        row_of[codes[::-1]] = rows[::-1]
-        used = np.flatnonzero(row_of >= 0)
+        indices = values.indices
+        if indices.null_count:
+            indices = indices.cast(pa.int64()).fill_null(len(dictionary))
+        codes = np.asarray(indices)
+        is_used = np.zeros(len(dictionary) + 1, dtype=bool)
+        is_used[codes] = True
+        used = np.flatnonzero(is_used)
         distinct = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)]).take(pa.array(used))
-        ids = np.zeros(len(row_of), dtype=id_dtype(feature.num_rows))
-        ids[used] = self._text_ids(feature, distinct, row_of[used], distinct=True)
+        ids = np.zeros(len(is_used), dtype=id_dtype(feature.num_rows))
+        try:
+            ids[used] = self._text_ids(feature, distinct, used, distinct=True)
+        except DataError:
+            self._text_ids(feature, dictionary.take(values.indices), rows)  # names the row
+            raise
         return ids[codes]
 
     def _text_ids(
