@@ -13,6 +13,7 @@ from holdall.common.errors import did_you_mean
 BENCHMARKS = {
     "prepare": "benchmarks.prepare",
     "score": "benchmarks.score",
+    "delta": "benchmarks.delta",
     "profile": "benchmarks.profile",
     "loader": "benchmarks.loader",
     "train_cpu": "benchmarks.train_cpu",
