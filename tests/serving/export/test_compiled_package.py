@@ -17,7 +17,7 @@ from holdall.common.files import write_json
 from holdall.data.dataset import DataSet
 from holdall.data.loader import Loader
 from holdall.models import DLRMConfig
-from holdall.tables import Bands, Quantized, Shared
+from holdall.tables import Bands, Hashed, Quantized, Shared
 from tests.serving.export.made_up import bundle_of, clicks
 
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
@@ -61,6 +61,16 @@ def test_a_package_scores_as_the_bundle_and_stores_weights_once(tmp_path: Path) 
         file.write(b"x")
     with pytest.raises(DataError, match=r"model.pt2 was changed"):
         holdall.open_export(changed, run_code=True)
+
+
+@needs_compiler
+def test_hashes_are_refused_by_name(tmp_path: Path) -> None:
+    data = clicks(tmp_path / "data", (300, 40))
+    methods = {"C2": Bands(((5, Quantized()), (None, Hashed(buckets=7))))}
+    bundle, _ = bundle_of(tmp_path / "bundle", data, DLRMConfig(dim=4, bottom=(), top=()), methods)
+    with pytest.raises(ConfigError, match=r"table 'C2' is stored by hashed, .*use --format onnx, or release"):
+        holdall.export(bundle, tmp_path / "out", format="pt2")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

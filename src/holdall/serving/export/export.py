@@ -74,6 +74,8 @@ def _write_model(folder: Path, bundle: Bundle, target: Target, name: str) -> Exp
     """Write the model, and describe what is in the folder."""
     inputs = ModelInputs.of(bundle.model_config, bundle.schema)
     model = bundle.model()
+    if target == "pt2":
+        compiled_package.refuse_hashes(model.bags)
     examples = _examples(bundle, model, inputs)
     traced = TracedModel(model, inputs)
     place = triton_repository.model_folder(name) if target == "triton" else Path()
