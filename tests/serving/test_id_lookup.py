@@ -159,13 +159,15 @@ def own_bytes() -> int:
 
 
 @pytest.mark.slow
-def test_loading_imports_nothing_heavy(data: Path, tmp_path: Path) -> None:
+def test_loading_and_scoring_import_nothing_heavy(data: Path, tmp_path: Path) -> None:
     """Ready in a second: neither torch's compiler nor pandas, which take longer to import than a bundle to open."""
     methods = {"C3": Bands(((5, Quantized()), (200, Codes(2, 4)), (None, Shared(rows=2)))), "C2": Hashed(buckets=3)}
     write(tmp_path / "bundle", SMALL.build(Schema.load(data), methods), SMALL, data)
     code = (
         "import sys, holdall, holdall.serving.scorer\n"
-        f"holdall.load({str(tmp_path / 'bundle')!r})\n"
+        f"scorer = holdall.load({str(tmp_path / 'bundle')!r})\n"
+        "scorer.warm_up()\n"
+        "scorer.score([dict.fromkeys(['I1', 'I2', 'I3', 'C1', 'C2', 'C3'])])\n"
         "print([name for name in ('torch._dynamo', 'sympy', 'pandas', 'polars') if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
