@@ -1,7 +1,7 @@
 """Rows and scores as Arrow IPC streams.
 
-A stream is read without copying it, and no part of it may decode to more bytes than it has: compressed buffers and
-types whose values may share bytes are refused, since a short stream of them can stand for terabytes.
+No part of a stream may decode to more bytes than it has: compressed buffers and types whose values may share bytes are
+refused, since a short stream of them can stand for terabytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from holdall.serving.server.row_types import BodyError, RowError, RowReader
+from holdall.serving.server.row_types import BodyError, Columns, RowError, RowReader
 
 CONTENT_TYPE = b"application/vnd.apache.arrow.stream"
 SCORE_SCHEMA = pa.schema([pa.field("score", pa.float32(), nullable=False)])
@@ -23,29 +23,50 @@ MAX_TEXT_BYTES = 16 << 20
 _BATCH, _DICTIONARY = 3, 2  # kinds of messages, in the format's `MessageHeader`
 
 
-def read_table(body: bytes | bytearray, reader: RowReader) -> pa.Table:
-    """The rows of an Arrow IPC stream, every buffer of which was checked."""
-    buffer = pa.py_buffer(body)
-    try:
-        for message in pa.ipc.MessageReader.open_stream(buffer):
-            if _is_compressed(message.metadata.to_pybytes()):
-                raise BodyError("the Arrow stream is compressed, which is not read: write it without a codec")
-        with pa.ipc.open_stream(buffer) as stream:
-            batches, num_rows = [], 0
-            for batch in stream:
-                num_rows += batch.num_rows
-                reader.check_number(max(num_rows, 1))
-                batches.append(batch)
-            table = pa.Table.from_batches(batches, stream.schema)
-        table = table.select(reader.check_names(table.column_names))
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, struct.error) as error:
-        reason = (str(error).splitlines() or ["?"])[0][:200]
-        raise BodyError(f"the body is no Arrow IPC stream: {reason}") from None
-    reader.check_number(num_rows)
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        _check_type(name, column)
-    return table
+class ArrowReader:
+    """Reader of the rows of one schema; it remembers the columns of the last stream, since most have the same."""
+
+    def __init__(self, reader: RowReader):
+        self.reader = reader
+        self._last: pa.Schema | None = None
+        self._places: list[int] = []
+        self._dictionaries: list[int] = []
+
+    def columns(self, body: bytes | bytearray) -> Columns:
+        """The columns of an Arrow IPC stream, every buffer of which was checked, as Python values."""
+        buffer = pa.py_buffer(body)
+        try:
+            for message in pa.ipc.MessageReader.open_stream(buffer):
+                if _is_compressed(message.metadata.to_pybytes()):
+                    raise BodyError("the Arrow stream is compressed, which is not read: write it without a codec")
+            with pa.ipc.open_stream(buffer) as stream:
+                batches, num_rows = [], 0
+                for batch in stream:
+                    num_rows += batch.num_rows
+                    self.reader.check_number(max(num_rows, 1))
+                    batch.validate(full=True)
+                    batches.append(batch)
+                schema = stream.schema
+        except (pa.ArrowException, OSError, struct.error) as error:
+            reason = (str(error).splitlines() or ["?"])[0][:200]
+            raise BodyError(f"the body is no Arrow IPC stream: {reason}") from None
+        self.reader.check_number(num_rows)
+        if self._last is None or not self._last.equals(schema):
+            self._remember(schema)
+        for place in self._dictionaries:
+            _check_dictionary(schema.names[place], [batch.column(place) for batch in batches])
+        if len(batches) == 1:
+            return tuple(batches[0].column(place).to_pylist() for place in self._places)
+        table = pa.Table.from_batches(batches, schema)
+        return tuple(table.column(place).to_pylist() for place in self._places)
+
+    def _remember(self, schema: pa.Schema) -> None:
+        """Check names and types of the columns."""
+        places = [schema.names.index(name) for name in self.reader.check_names(schema.names)]
+        for place in places:
+            _check_type(schema.names[place], schema.types[place])
+        self._dictionaries = [place for place in places if kinds.is_dictionary(schema.types[place])]
+        self._places, self._last = places, schema
 
 
 def write_scores(scores: npt.NDArray[np.float32]) -> bytes:
@@ -57,25 +78,21 @@ def write_scores(scores: npt.NDArray[np.float32]) -> bytes:
     return written
 
 
-def _check_type(name: str, column: pa.ChunkedArray) -> None:
-    kind = column.type
-    if kinds.is_dictionary(kind) and _is_text(kind.value_type):
-        size = sum(len(chunk) * (pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0) for chunk in column.chunks)
-        if size > MAX_TEXT_BYTES:
-            raise RowError(f"'{name}': its dictionary may stand for {size:,} bytes of text: send plain text")
+def _check_type(name: str, kind: pa.DataType) -> None:
+    inner = kind
+    if kinds.is_dictionary(kind) or kinds.is_list(kind) or kinds.is_large_list(kind):
+        inner = kind.value_type
+    if _is_text(inner):
         return
-    if kinds.is_list(kind) or kinds.is_large_list(kind):
-        kind = kind.value_type
-    if not (
-        _is_text(kind)
-        or kinds.is_integer(kind)
-        or kinds.is_floating(kind)
-        or kinds.is_boolean(kind)
-        or kinds.is_null(kind)
-    ):
-        raise RowError(
-            f"'{name}': columns of the Arrow type {str(column.type)[:60]} are not read: send text or numbers"
-        )
+    is_number = kinds.is_integer(inner) or kinds.is_floating(inner) or kinds.is_boolean(inner) or kinds.is_null(inner)
+    if not is_number or kinds.is_dictionary(kind):
+        raise RowError(f"'{name}': columns of the Arrow type {str(kind)[:60]} are not read: send text or numbers")
+
+
+def _check_dictionary(name: str, parts: list[pa.DictionaryArray]) -> None:
+    size = sum(len(part) * (pc.max(pc.binary_length(part.dictionary)).as_py() or 0) for part in parts)
+    if size > MAX_TEXT_BYTES:
+        raise RowError(f"'{name}': its dictionary may stand for {size:,} bytes of text: send plain text")
 
 
 def _is_text(kind: pa.DataType) -> bool:

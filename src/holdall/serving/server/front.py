@@ -145,8 +145,8 @@ class Front:
             rows = served.reader.rows(request.body)
             self._put(request, served, rows, len(rows), _json_scores)
         elif kind == ARROW:
-            table = arrow_rows.read_table(request.body, served.reader)
-            self._put(request, served, table, table.num_rows, _arrow_scores)
+            columns = served.arrow.columns(request.body)
+            self._put(request, served, columns, len(columns[0]), _arrow_scores)
         else:
             self._wrong_type(request, f"{JSON} or {ARROW}")
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from holdall.common.errors import ConfigError
 from holdall.serving.server.served import Ranking, Served
@@ -72,9 +71,8 @@ class RequestLog:
 
 
 def _dicts(served: Served, rows: Any) -> list[dict[str, Any]]:
-    if isinstance(rows, pa.Table):
-        found: list[dict[str, Any]] = rows.to_pylist()
-        return found
+    if isinstance(rows, tuple):
+        rows = zip(*rows, strict=True)
     if isinstance(rows, Ranking):
         names = list(rows.items)
         return [rows.user | dict(zip(names, row, strict=True)) for row in zip(*rows.items.values(), strict=True)]

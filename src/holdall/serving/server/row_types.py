@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from holdall.common.errors import DataError
 from holdall.data.schema import Schema
 
 Row = tuple[Any, ...]
 """Values of one row, in the order of `RowReader.names`."""
+
+Columns = tuple[list[Any], ...]
+"""Values of some rows by column, in the order of `RowReader.names`."""
 
 _PATH = re.compile(r" - at `\$(?:\.(rows|items|user)(?:\[(\d+)\])?(?:\.(.*?))?((?:\[\d+\])*))?`$", re.DOTALL)
 _WORDS = {"bool | int | str | null": "text, a whole number, true, false or null", "float | null": "a number or null"}
@@ -92,19 +94,13 @@ class RowReader:
                 raise RowError(f"'{name}' is {'given twice' if number else 'missing'}: give it once")
         return list(self.names)
 
-    def columns(self, parts: Sequence[list[Row] | pa.Table]) -> dict[str, Sequence[Any]]:
+    def columns(self, parts: Sequence[list[Row] | Columns]) -> dict[str, Sequence[Any]]:
         """Columns of the rows of several requests, one after the other."""
         if all(isinstance(part, list) for part in parts):
             return dict(zip(self.names, zip(*chain.from_iterable(parts), strict=True), strict=True))
-        found: dict[str, Sequence[Any]] = {name: [] for name in self.names}
-        for part in parts:
-            if isinstance(part, list):
-                columns: Iterable[Sequence[Any]] = zip(*part, strict=True)
-            else:
-                columns = (part[name].to_pylist() for name in self.names)
-            for name, column in zip(self.names, columns, strict=True):
-                found[name] += column  # type: ignore[operator]
-        return found
+        each = [zip(*part, strict=True) if isinstance(part, list) else part for part in parts]
+        columns = zip(*each, strict=True)
+        return {name: list(chain.from_iterable(column)) for name, column in zip(self.names, columns, strict=True)}
 
     def _decode(self, decoder: Any, body: bytes | bytearray) -> Any:
         try:

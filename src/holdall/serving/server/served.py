@@ -16,6 +16,7 @@ from holdall.common.files import read_json
 from holdall.serving.bundle import BUNDLE_FILE, FORMAT, VERSION, Record, is_bundle
 from holdall.serving.mapped_tensors import CURE
 from holdall.serving.scorer import Scorer
+from holdall.serving.server.arrow_rows import ArrowReader
 from holdall.serving.server.batch_queue import Result, Work
 from holdall.serving.server.example import example_row
 from holdall.serving.server.row_types import RowReader
@@ -35,6 +36,7 @@ class Served:
     def __init__(self, scorer: Scorer, max_rows: int):
         self.scorer = scorer
         self.reader = RowReader(scorer.schema, scorer.reads, max_rows)
+        self.arrow = ArrowReader(self.reader)
         self.fingerprint = scorer.fingerprint[:16].encode()
         self.version = str(scorer.step or 0)
         self.loaded = time.time()
