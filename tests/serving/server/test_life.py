@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -21,6 +21,8 @@ from holdall.cli import main
 from holdall.common.errors import ConfigError, DataError
 from holdall.serving.publish import publish
 from holdall.serving.scorer import Scorer, load
+from holdall.serving.server.connection import Request
+from holdall.serving.server.front import Front
 from holdall.serving.server.run import Server
 from holdall.serving.server.settings import ServerConfig, read_token
 from holdall.serving.server.source import FixedSource
@@ -67,7 +69,7 @@ class Blocked:
 
 def test_a_server_answers_503_until_its_model_is_ready(bundle: Path, row: dict[str, Any]) -> None:
     source = Blocked(bundle)
-    server = Server(source, ServerConfig(port=0))
+    server = Server(source, ServerConfig(port=0, max_wait=60.0))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -289,6 +291,18 @@ def test_a_full_queue_answers_429_and_a_shutdown_answers_what_was_taken(bundle: 
                 found += part
             assert statuses(found) == [200]
             assert b"connection: close" in found
+
+
+def test_a_server_that_is_late_answers_429() -> None:
+    front = Front(ServerConfig(max_wait=0.5))
+    front.served = cast(Any, "a model")
+    request = Request(cast(Any, None), "POST", b"/score", {b"content-length": b"7"})
+    assert front.early(request) is None
+    front.lag = 0.6
+    refusal = front.early(request)
+    assert refusal is not None
+    assert (refusal.status, refusal.headers) == (429, ((b"retry-after", b"1"),))
+    assert front.early(Request(cast(Any, None), "GET", b"/metrics")) is None
 
 
 def test_an_error_of_the_server_shows_neither_path_nor_trace(bundle: Path, row: dict[str, Any]) -> None:

@@ -58,6 +58,8 @@ class Front:
         )
         self.pages: Callable[[Request], Any] | None = None
         """Coroutine function that gives the answers of all other routes."""
+        self.lag = 0.0
+        """Seconds that the event loop is late: requests have waited so long before they are seen."""
         self.request_log = request_log
         self.body_bytes = 0
         self.name = config.name or "model"
@@ -115,6 +117,8 @@ class Front:
             return refused(503, "the model is being loaded: try again later", RETRY)
         if request.headers.get(b"content-encoding", b"identity") != b"identity":
             return refused(415, "compressed bodies are not read: send the body as it is")
+        if self.lag > self.config.max_wait:
+            return refused(429, f"requests wait for more than {self.config.max_wait:g} s: try again later", RETRY)
         try:
             self.queue.check()
         except QueueFullError as error:

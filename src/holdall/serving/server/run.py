@@ -32,6 +32,8 @@ from holdall.serving.server.source import Source, SwapThread, source_of
 log = logging.getLogger("holdall.server")
 CHECK_SECONDS = 0.2
 """Seconds between two looks for connections that take too long."""
+LAG_SECONDS = 0.02
+"""Seconds between two looks at how late the event loop is."""
 SWITCH_SECONDS = 0.0005
 """Longest time that the scoring thread keeps the event loop from running Python; Python's own 5 ms are felt in p99."""
 
@@ -113,12 +115,14 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         self.front.start(loop)
         self._timer = loop.call_later(CHECK_SECONDS, self._check_times)
+        self._lag_timer = loop.call_later(LAG_SECONDS, self._check_lag, loop.time() + LAG_SECONDS)
         self._swaps.start()
 
     async def shutdown(self, sockets: Any = None) -> None:
         self._swaps.stop()
         await super().shutdown(sockets)
         self._timer.cancel()
+        self._lag_timer.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self.front.queue.stop)
         self.ready.set()
 
@@ -140,6 +144,11 @@ class Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.check_time(now)  # type: ignore[union-attr]
         self._timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_times)
+
+    def _check_lag(self, expected: float) -> None:
+        loop = asyncio.get_running_loop()
+        self.front.lag = loop.time() - expected
+        self._lag_timer = loop.call_later(LAG_SECONDS, self._check_lag, loop.time() + LAG_SECONDS)
 
     # --- models, called by the thread that loads them ------------------------------------------------------------
 
