@@ -82,7 +82,9 @@ def test_ranking(client: Client, scorer: Scorer) -> None:
     items = [{name: row[name] for name in ("C2", "C3")} for row in rest]
     status, answer = client.json("POST", "/rank", {"user": user, "items": items})
     assert status == 200
-    assert np.array_equal(np.float32(answer["scores"]), scorer.score([user | item for item in items]))
+    found = np.float32(answer["scores"])
+    assert np.array_equal(found, scorer.rank(user, items))
+    np.testing.assert_allclose(found, scorer.score([user | item for item in items]), rtol=1e-6)
 
 
 def test_bags(bag_bundle: Path) -> None:
