@@ -42,6 +42,7 @@ BENCHMARKS = {
     "attacks": "benchmarks.attacks",
     "checked_files": "benchmarks.checked_files",
     "inference_cpu": "benchmarks.inference_cpu",
+    "serve": "benchmarks.serve",
 }
 
 
