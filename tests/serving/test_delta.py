@@ -266,6 +266,8 @@ def test_a_withdrawn_value_scores_as_one_never_seen(base: Bundle, sound: Path, d
         scores = scorer.score([{**row, "C3": text} for text in (value, "never seen", kept)])
         assert scores[0] == scores[1] != scores[2]
         assert scorer.num_unseen["C3"] == 2
+        assert [bundle.id_lookups()["C3"].text(number) for number in (9, 10)] == [None, kept]
+        assert value not in bundle.id_lookups()["C3"].rows(0, 20)[0].to_pylist()
         assert scorer.step == 20
         assert scorer.explain_row({**row, "C3": value}).values[-1].is_unseen
     assert load_bundle(base).score([{**row, "C3": value}]) != scores[0]

@@ -80,7 +80,9 @@ class IdLookup:
         return self._starts[:-1].tolist() or [0]
 
     def text(self, number: int) -> str | None:
-        """The value behind an id; None for the unseen row."""
+        """The value behind an id; None for the unseen row, and where it is withdrawn."""
+        if number in self._is_out:
+            return None
         chunk, place = self._place(number)
         found: str | None = self._values[chunk][place].as_py()
         return found
