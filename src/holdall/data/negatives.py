@@ -193,6 +193,14 @@ def training_loader(data: DataSet, batch_size: int, *, num_negatives: int = 4, *
     return NegativeSampling(data, positives, num_negatives=num_negatives, **options)
 
 
+def positive_rate(data: DataSet, num_negatives: int = 4) -> float:
+    """Share of label 1 among the rows that `training_loader` gives; above 0 and below 1 also where all are alike."""
+    if (data.folder / ITEMS_FILE).exists():
+        return 1 / (1 + num_negatives)
+    split = data.schema.splits[data.split]
+    return (split.positives + 0.5) / (split.rows + 1)
+
+
 def columns_of(batch: Batch, one_hot: list[bool]) -> Columns:
     """The rows of a batch on the host, as arrays."""
     label, dense = batch.label.numpy().astype(np.uint8), batch.dense.numpy()

@@ -117,6 +117,10 @@ class DCN(Model):
             sizes = (width + (width, *config.top)[-1], 1)
         self.top = mlp(sizes, last_activation=False, generator=generator, device=device)
 
+    @property
+    def output_layer(self) -> nn.Linear:
+        return self.top.output
+
     def score(self, dense_BN: Tensor, vectors_BFD: Tensor) -> Tensor:
         dense = dense_BN if self.bottom is None else self.bottom(dense_BN)
         x0_BW = torch.cat([dense.to(vectors_BFD.dtype), vectors_BFD.flatten(1)], dim=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
@@ -69,6 +69,10 @@ class DLRM(Model):
         else:
             width = config.dim * num_vectors
         self.top = mlp((width, *config.top, 1), last_activation=False, generator=generator, device=device)
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        return self.top.output
 
     def lookup(self, batch: Batch) -> LookedUp:
         """Vectors [B, F, D]; without autograd, where a kernel can read the rows itself, the result of `packed_rows`."""

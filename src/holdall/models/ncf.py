@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch, Ids
@@ -101,6 +101,10 @@ class NCF(Model):
             self.tower = mlp(config.tower, last_activation=True, generator=generator, device=device)
         width = config.factors * (2 if config.parts == "neumf" else 1)
         self.output = mlp((width, 1), last_activation=False, generator=generator, device=device)
+
+    @property
+    def output_layer(self) -> nn.Linear:
+        return self.output.output
 
     def check(self, ids: Ids) -> None:
         self.bags.check(self._pair(ids))

@@ -141,6 +141,10 @@ class TBSM(Model):
         self.attention = nn.Parameter(attention.to(device))
         self.top = mlp((2 * size, *config.top, 1), last_activation=False, generator=generator, device=device)
 
+    @property
+    def output_layer(self) -> nn.Linear:
+        return self.top.output
+
     def check(self, ids: Ids) -> None:
         super().check(ids)
         self._check_lengths(ids)

@@ -20,7 +20,7 @@ from torch import Tensor
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
-from holdall.data.negatives import training_loader
+from holdall.data.negatives import positive_rate, training_loader
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.evaluation.evaluate_model import SplitShare
 from holdall.models.model import LookedUp, Model
@@ -80,6 +80,7 @@ class Strategy(ABC):
         """Method of each table; those of the settings when None."""
         self.stages = StageTimes(device)
         self.model = self._build_model()
+        self.model.start_at_rate(positive_rate(data, config.negatives))
         self.loader = self._build_loader()
 
     @abstractmethod
