@@ -37,12 +37,12 @@ FEATURES = 8
 CHILD = """
 import json, sys, time
 run, out, served, how = sys.argv[1:]
-import holdall
+from holdall import publish, release
 start = time.perf_counter()
 options = {"since": served} if how == "delta" else {"as_trained": True}
-holdall.release(run, out, device="cpu", **options)
+release(run, out, device="cpu", **options)
 released = time.perf_counter()
-holdall.publish(out, served)
+publish(out, served)
 print(json.dumps([released - start, time.perf_counter() - released]))
 """
 WAIT_SECONDS = 300.0
