@@ -271,7 +271,7 @@ def test_parquet_numbers_integers_as_categories_and_bad_rows(tmp_path: Path) -> 
     ("column", "values", "schema", "message"),
     [
         ("c", [[1], [2]], 'categorical = ["c"]', "name 'c' as a bag or sequence"),
-        ("c", [1.0, 2.0], 'categorical = ["c"]', "store them as text"),
+        ("c", [[1.0], [2.0]], '[[bag]]\nname = "c"', "store them as text"),
         ("c", [datetime.date(2020, 1, 1)] * 2, 'dense = ["c"]', "numbers are needed"),
         ("c", ["a b", "c"], '[[bag]]\nname = "c"', "needs lists, or a separator"),
         ("d", [1, 2], 'dense = ["c"]', "has no column 'c'"),

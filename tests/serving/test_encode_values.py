@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
+from holdall.common.errors import DataError
 from holdall.data.encode import Encoder
+from holdall.data.prepare import PrepareConfig, prepare
 from holdall.serving import encode_values
 from holdall.serving.encode_values import ValueEncoder
 from holdall.serving.id_lookup import IdLookup, open_lookups
+from holdall.serving.raw_rows import RowFormat
+from holdall.serving.row_encoder import RowEncoder
 from tests.serving.test_raw_rows import WRONG_VALUES, numpy_scalars, prepared, row_format
 
 __all__ = ["prepared"]
@@ -112,3 +117,19 @@ def test_rows_of_other_forms_are_left_to_the_other_encoder(prepared: tuple[Path,
     ):
         assert fast.encode(wrong) is None
     assert fast.encode(columns) is not None
+
+
+def test_whole_numbers_that_are_written_as_floats_are_found(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('label = "y"\n[[categorical]]\nname = "user"\ninteger = true')
+    (tmp_path / "a.csv").write_text("y,user\n0,7.0\n1,\n0,12.0\n1,7\n")
+    config = PrepareConfig(format="table", schema=tmp_path / "schema.toml", test=0.0)
+    schema = prepare([tmp_path / "a.csv"], tmp_path / "data", config)
+    rows = RowEncoder(RowFormat.of(schema, ["user"]), open_lookups(tmp_path / "data", schema, ["user"]))
+    for user in ("7.0", 7, 7.0, "7", np.float32(7), "07"):
+        assert rows.encode([{"user": user}]).ids.values.tolist() == [[0]], user
+    assert rows.encode([{"user": user} for user in (None, "", float("nan"), 12.0)]).ids.values.tolist() == [
+        [1, 1, 1, 2]
+    ]
+    assert rows.encode([{"user": 13}]).ids.values.tolist() == [[3]]
+    with pytest.raises(DataError, match=r"feature 'user' is '7.5' in row 1, which is not the exact value"):
+        rows.encode([{"user": "7"}, {"user": "7.5"}])

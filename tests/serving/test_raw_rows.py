@@ -166,7 +166,8 @@ def test_numpy_s_scalars_are_values_too(prepared: tuple[Path, pa.Table]) -> None
 
 
 WRONG_VALUES: list[tuple[str, Any, str]] = [
-    ("word", 1.0, r"row 1: feature 'word' is the number 1.0, and needs text or an integer"),
+    ("word", 1.5, r"row 1: feature 'word' is 1.5, which is not the exact value of a whole number"),
+    ("word", 2.0**53, r"row 1: feature 'word' is 9007199254740992.0, which is not the exact value"),
     ("word", ["a"], r"row 1: feature 'word' is \['a'\], and needs one text"),
     ("word", {"a": 1}, "row 1: feature 'word' is .* needs one text"),
     ("word", b"a", "row 1: feature 'word' is b'a'"),
@@ -212,7 +213,7 @@ BAD_TEXT = pa.Array.from_buffers(
     pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
 )
 WRONG_COLUMNS: list[tuple[str, Any, str]] = [
-    ("word", pa.array([1.0, 2.0]), "feature 'word' needs text, not double"),
+    ("word", pa.array([1.0, 2.5]), "feature 'word' is 2.5 in row 1, which is not the exact value of a whole number"),
     ("word", pa.array([["a"], ["b"]]), "feature 'word' needs text, not list"),
     ("word", BAD_TEXT, "feature 'word' is text that is not UTF-8 in row 1"),
     ("tags", pa.array(["a", "b"]), "bag 'tags' needs a list of texts, integers or booleans a row, not string"),

@@ -19,12 +19,14 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
-from holdall.data.id_map import as_text, id_dtype, is_nameable, load_id_maps
+from holdall.data.id_map import as_text, id_dtype, is_nameable, is_whole_float, load_id_maps, whole_texts
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import is_number, is_utf8
-from holdall.data.rows import FLOAT32_MAX, shown
+from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NOT_WHOLE, shown
 from holdall.data.schema import DenseColumn, Feature, Schema
+from holdall.data.stored_layout import stored_layout
 
+LABEL_CURE = "correct it, or leave the column out"
 Array = npt.NDArray[Any]
 Table: TypeAlias = "pa.Table | Mapping[str, Sequence[Any]]"
 """Columns by name: numbers for dense columns, text for features, lists of text for bags and sequences."""
@@ -65,6 +67,14 @@ class Encoder:
             assert not isinstance(folder, Schema)
             maps = load_id_maps(folder)
         self.maps = maps
+        stored = stored_layout(self.schema)
+        self.positive = stored[1].positive if stored else None
+        """Rule that makes labels of the raw label column."""
+        features = stored[1].features if stored else ()
+        self.integers = frozenset(feature.name for feature in features if feature.integer)
+        """Features whose values are whole numbers."""
+        self.separators = {f.name: f.separator for f in features if f.separator is not None}
+        """By bag or sequence, what separates its values in a text."""
         self.num_unseen = dict.fromkeys(self.maps, 0)
         """Lookups so far that became a feature's unseen row."""
 
@@ -87,7 +97,7 @@ class Encoder:
             if feature.one_hot:
                 singles.append(self._ids(feature, values, np.arange(table.num_rows)))
             else:
-                texts, lengths = pieces(values, feature)
+                texts, lengths = pieces(split_texts(values, self.separators.get(feature.name)), feature)
                 rows = np.repeat(np.arange(table.num_rows), lengths)
                 bags.append(Ragged(self._ids(feature, texts, rows), offsets_of(lengths)))
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
@@ -135,6 +145,11 @@ class Encoder:
         self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array, *, distinct: bool = False
     ) -> Array:
         id_map = self.maps[feature.name]
+        if is_whole_float(values.type) or (feature.name in self.integers and is_text(values.type)):
+            values, wrong = whole_texts(given := values)
+            if len(wrong):
+                value, row = given[int(wrong[0])].as_py(), rows[wrong[0]]
+                raise DataError(f"feature '{feature.name}' is {shown(value)} in row {row}, {NOT_WHOLE}")
         try:
             texts = as_text(values)
         except (pa.ArrowException, DataError) as error:
@@ -154,12 +169,25 @@ class Encoder:
     def _label(self, table: pa.Table) -> Array:
         if self.schema.label not in table.column_names:
             return np.zeros(table.num_rows, dtype=np.uint8)
-        label = numbers(table[self.schema.label], DenseColumn(name=self.schema.label))
+        given = table[self.schema.label]
+        if self.positive is not None and self.positive.compares_text:
+            texts = as_text(given).to_numpy(zero_copy_only=False)
+            if len(missing := np.flatnonzero(texts == "")):
+                raise DataError(f"the label '{self.schema.label}' is missing in row {missing[0]}: {LABEL_CURE}")
+            return self.positive(texts).astype(np.uint8)
+        if self.positive is None and is_text(given.type):
+            texts = pa.array([str(BOOLEANS.get(text, text)) for text in given.to_pylist()])
+            given = pa.chunked_array([texts])
+        label = numbers(given, DenseColumn(name=self.schema.label))
+        if self.positive is not None:
+            if len(missing := np.flatnonzero(np.isnan(label))):
+                raise DataError(f"the label '{self.schema.label}' is missing in row {missing[0]}: {LABEL_CURE}")
+            return self.positive(label).astype(np.uint8)
         wrong = np.flatnonzero((label != 0) & (label != 1))
         if len(wrong):
             raise DataError(
                 f"the label '{self.schema.label}' is {label[wrong[0]]} in row {wrong[0]} instead of 0 or 1: "
-                f"correct it, or leave the column out"
+                f"{LABEL_CURE}"
             )
         return label.astype(np.uint8)
 
@@ -167,6 +195,22 @@ class Encoder:
 def encode_rows(folder: str | Path, table: Table, *, max_value_bytes: int = MAX_VALUE_BYTES) -> Batch:
     """Encode raw rows with the maps of a prepared data set; use an `Encoder` to do it more than once."""
     return Encoder(folder, max_value_bytes=max_value_bytes).encode(table)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is text, or a dictionary of it."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def split_texts(values: pa.ChunkedArray, separator: str | None) -> pa.ChunkedArray:
+    """Lists of the pieces of texts; empty pieces are missing values, which are left out later."""
+    if separator is None or not is_text(values.type):
+        return values
+    kind = pa.large_list(pa.large_string())
+    parts = [pc.split_pattern(as_text(chunk), separator).cast(kind) for chunk in values.chunks]
+    return pa.chunked_array(parts, kind)
 
 
 def as_table(table: Table) -> pa.Table:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.folder_files import check_other_file
 from holdall.data.id_index import IdIndex
+from holdall.data.rows import NOT_WHOLE, WHOLE_FLOATS, WHOLE_TEXT
 from holdall.data.schema import Schema
 
 IDS_FOLDER = "ids"
@@ -141,6 +142,10 @@ def id_dtype(num_rows: int) -> type[np.int32 | np.int64]:
 def as_text(values: pa.Array | pa.ChunkedArray | Sequence[Any] | Array) -> pa.LargeStringArray:
     """Raw values as text, missing ones as the empty string."""
     array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if is_whole_float(array.type):
+        array, wrong = whole_texts(array)
+        if len(wrong):
+            raise DataError(f"value {wrong[0]} is {values[int(wrong[0])]}, {NOT_WHOLE}")
     if not is_nameable(array.type):
         raise DataError(f"categorical values must be text, integers or booleans, not {array.type}: store them as text")
     if pa.types.is_dictionary(array.type) and pa.types.is_string_view(array.type.value_type):  # Arrow has no cast
@@ -168,6 +173,39 @@ def is_nameable(kind: pa.DataType) -> bool:
             pa.types.is_null,
         )
     )
+
+
+def is_whole_float(kind: pa.DataType) -> bool:
+    """Whether values of this Arrow type may be whole numbers that became floats because others are missing."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
+
+
+def whole_texts(values: pa.Array | pa.ChunkedArray) -> tuple[pa.LargeStringArray, Array]:
+    """Floats, or texts that may be written as such, as the text of the whole numbers that they are, missing ones (null,
+    NaN, "") as null; and the places of values that are no whole number, or may be a rounded one."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if is_whole_float(values.type):
+        limit = WHOLE_FLOATS[values.type.bit_width]
+        found = values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        missing = np.isnan(found)
+        fine = missing | ((found == np.round(found)) & (np.abs(found) < limit))
+        numbers = pa.array(np.where(fine & ~missing, found, 0).astype(np.int64), mask=missing)
+        return numbers.cast(pa.large_string()), np.flatnonzero(~fine)
+    texts = values.cast(pa.large_string()).fill_null("")
+    empty = np.asarray(pc.equal(texts, ""))
+    fine = empty | np.asarray(pc.match_substring_regex(texts, WHOLE_TEXT))
+    plain = pc.replace_substring_regex(pc.if_else(pa.array(fine & ~empty), texts, "0"), r"\.0*$", "")
+    try:
+        numbers = plain.cast(pa.int64())
+    except pa.ArrowInvalid:  # beyond 64 bits
+        fine &= np.array([-(2**63) <= int(text) < 2**63 for text in plain.to_pylist()])
+        numbers = pc.if_else(pa.array(fine), plain, "0").cast(pa.int64())
+    return pc.if_else(pa.array(empty), None, numbers.cast(pa.large_string())), np.flatnonzero(~fine)
 
 
 def id_map_path(folder: str | Path, feature: str) -> Path:

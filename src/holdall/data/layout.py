@@ -22,7 +22,7 @@ RESERVED = (
 MAX_VALUE_BYTES = 64 << 10
 """Default length of the longest categorical value: one beyond it is text or a broken file, not the name of a row."""
 
-COMPARISONS: dict[str, Callable[[Any, float], Any]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     ">=": operator.ge,
     "<=": operator.le,
     ">": operator.gt,
@@ -86,17 +86,28 @@ def extends_ascii(encoding: str) -> bool:
 
 @dataclass(frozen=True)
 class Positive:
-    """Rule that turns a number into a label: `number OP threshold`."""
+    """Rule that turns a number or a text into a label: `value OP threshold`."""
 
     comparison: str
-    threshold: float
+    threshold: float | str
 
     def __post_init__(self) -> None:
         if self.comparison not in COMPARISONS:
             raise ConfigError(f"{self.comparison[:20]!r} is no comparison: use one of {' '.join(COMPARISONS)}")
+        if self.compares_text and self.comparison not in ("==", "!="):
+            raise ConfigError(f"'{self}' compares text: use == or !=, or a number")
 
-    def __call__(self, number: Any) -> Any:
-        return COMPARISONS[self.comparison](number, self.threshold)
+    @property
+    def compares_text(self) -> bool:
+        """Whether labels are compared as text: a boolean is `true` or `false`."""
+        return isinstance(self.threshold, str)
+
+    def __call__(self, value: Any) -> Any:
+        return COMPARISONS[self.comparison](value, self.threshold)
+
+    def __str__(self) -> str:
+        threshold = f'"{self.threshold}"' if isinstance(self.threshold, str) else f"{self.threshold:g}"
+        return f"{self.comparison} {threshold}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +131,8 @@ class RawFeature:
     """Separator of the values of a bag or sequence in a text column; None where the column holds lists."""
     max_length: int | None = None
     """Bags keep their first `max_length` values, sequences their last."""
+    integer: bool = False
+    """Whether values are whole numbers also where a text writes them as floats: 12.0 is 12, and others are refused."""
     table: str | None = None
     """Name of a table shared with other features; a feature's own name names its table."""
 
@@ -137,7 +150,7 @@ class Layout:
     label_optional: bool = field(default=False, metadata=NOT_STORED)
     """Whether files may be without the label column, and rows without a label."""
     positive: Positive | None = None
-    """None: the label column holds 0 and 1."""
+    """None: the label column holds 0 and 1, or booleans."""
     dense: tuple[RawDense, ...] = ()
     features: tuple[RawFeature, ...] = ()
     text: TextFormat | None = None

@@ -22,11 +22,11 @@ from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
 from holdall.data.id_map import reserve_id_maps
 from holdall.data.identity import with_files
-from holdall.data.layout import MAX_VALUE_BYTES
+from holdall.data.layout import MAX_VALUE_BYTES, Layout
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
-from holdall.data.schema import DATA_SET, Schema
+from holdall.data.schema import DATA_SET, Schema, Split
 from holdall.data.stored_layout import layout_json
 
 IMPLICIT = ("movielens", "taobao", "yelp")
@@ -166,6 +166,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     second = SecondPass(first, folder, config.rare_below, config.dense)
     second.order(report)
     splits = second.write(report)
+    check_rule(layout, splits)
     if second.num_clipped:
         raw.counts["dense_values_clipped"] = second.num_clipped
     spill.rmdir()
@@ -184,6 +185,19 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     return schema
 
 
+def check_rule(layout: Layout, splits: dict[str, Split]) -> None:
+    """Refuse a label rule that names a text which no row has: all labels would be the same."""
+    rule = layout.positive
+    if rule is None or not rule.compares_text:
+        return
+    rows, positives = sum(split.rows for split in splits.values()), sum(split.positives for split in splits.values())
+    if positives == (0 if rule.comparison == "==" else rows):
+        raise DataError(
+            f"none of {rows:,} rows has {rule.threshold!r} in the label column '{layout.label}': correct positive in "
+            f"[label] of the schema (case and spaces count)"
+        )
+
+
 def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> dict[str, Any]:
     """Origin of a data set, for people; nothing depends on it."""
     layout = raw.layout
@@ -197,7 +211,7 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
         "counts": dict(raw.counts),
         "options": options,
         "columns": {d.name: d.column for d in layout.dense} | {f.name: f.column for f in layout.features},
-        "positive": layout.positive and f"{layout.positive.comparison} {layout.positive.threshold:g}",
+        "positive": layout.positive and str(layout.positive),
     }
 
 

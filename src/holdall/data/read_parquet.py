@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError
-from holdall.data.id_map import is_nameable
+from holdall.data.id_map import is_nameable, is_whole_float
 from holdall.data.layout import Layout
 from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
 
@@ -107,7 +107,11 @@ def is_listed(kind: pa.DataType) -> bool:
 
 def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
     """Refuse columns whose type does not match the layout, before any row is read."""
-    label = () if layout.label is None else (layout.label,)
+    label: tuple[str, ...] = () if layout.label is None else (layout.label,)
+    if layout.label is not None and layout.positive is not None and layout.positive.compares_text:
+        label, kind = (), schema.field(layout.label).type
+        if not is_nameable(kind):
+            raise refuse(schema, layout.label, path, f"the rule {layout.positive} needs text, integers or booleans")
     for column in (*label, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")
@@ -118,7 +122,7 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
             raise refuse(schema, feature.column, path, f"name '{feature.name}' as a bag or sequence")
         if feature.kind != "categorical" and not listed and feature.separator is None:
             raise refuse(schema, feature.column, path, f"{feature.kind} '{feature.name}' needs lists, or a separator")
-        if not is_nameable(kind.value_type if listed else kind):
+        if not is_nameable(kind.value_type if listed else kind) and not is_whole_float(kind):
             raise refuse(schema, feature.column, path, "values must be text, integers or booleans; store them as text")
 
 

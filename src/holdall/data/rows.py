@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 MAX_SHOWN = 80
+BOOLEANS = {"true": 1.0, "True": 1.0, "TRUE": 1.0, "false": 0.0, "False": 0.0, "FALSE": 0.0}
+"""Labels in the words of common programs."""
+WHOLE_FLOATS = {32: 2.0**24, 64: 2.0**53}
+"""By bits of a float, the size from which on it may be a rounded whole number."""
+WHOLE_TEXT = r"^-?[0-9]+(\.0*)?$"
+"""Whole numbers as programs write them that store them as floats."""
+NOT_WHOLE = "which is not the exact value of a whole number: store ids as text or integers, or name it as dense"
+TEXT_LABELS = """; for another text set positive = "== TEXT" in [label] of the schema"""
 
 
 def import_polars() -> Any:
@@ -89,13 +97,20 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         number, fine = number_of(raw.schema[dense.column], dense.column)
         outputs.append(number.alias(f"dense{index}"))
         checks.append(fine.alias(f"dense{index}"))
-    outputs += [values_of(raw.schema[f.column], f).alias(f"feature{i}") for i, f in enumerate(layout.features)]
+    whole = {}
+    for index, feature in enumerate(layout.features):
+        values, fine = values_of(raw.schema[feature.column], feature)
+        outputs.append(values.alias(f"feature{index}"))
+        if fine is not None:
+            whole[f"whole{index}"] = fine
     outputs += [pl.col(column).alias(f"keep{index}") for index, column in enumerate(layout.keep)]
     frame = raw.select(outputs)
     lengths = frame.select(length_of(feature, f"feature{i}") for i, feature in enumerate(layout.features))
-    if raw.select(checks[0].all()).item() and clearly_fine(raw, frame, lengths, layout):
+    plainly = [checks[0].all().alias("label"), *(fine.all().alias(name) for name, fine in whole.items())]
+    if all(raw.select(plainly).row(0)) and clearly_fine(raw, frame, lengths, layout):
         return frame, {}
     flags = raw.select(checks).hstack(lengths.select(pl.all().fill_null(0) <= layout.max_value_bytes))
+    flags = flags.hstack(raw.select(fine.alias(name) for name, fine in whole.items()))
     good = flags.select(pl.all_horizontal(pl.all())).to_series()
     return frame.filter(good), explain(raw, flags, lengths, (~good).arg_true().to_list(), layout)
 
@@ -127,11 +142,21 @@ def label_of(raw: pl.DataFrame, layout: Layout) -> tuple[Any, Any]:
     if layout.label is None:
         return pl.repeat(None, pl.len(), dtype=pl.UInt8), pl.repeat(True, pl.len())
     given = pl.col(layout.label)
-    number = given.cast(pl.Float64, strict=False)
-    fine = (number.is_in([0.0, 1.0]) if layout.positive is None else number.is_finite()).fill_null(False)
+    if raw.schema[layout.label] in (pl.Categorical, pl.Enum):
+        given = given.cast(pl.String)
+    is_text = raw.schema[layout.label] in (pl.String, pl.Categorical, pl.Enum)
+    missing = given.is_null() | (given == "" if is_text else False)
+    if layout.positive is not None and layout.positive.compares_text:
+        label = pl.when(~missing).then(layout.positive(given.cast(pl.String)))
+        fine = pl.repeat(True, pl.len()) & ~missing
+    else:
+        number = given.cast(pl.Float64, strict=False)
+        if is_text and layout.positive is None:
+            number = pl.coalesce(number, given.replace_strict(BOOLEANS, default=None, return_dtype=pl.Float64))
+        fine = (number.is_in([0.0, 1.0]) if layout.positive is None else number.is_finite()).fill_null(False)
+        label = number if layout.positive is None else layout.positive(number)
     if layout.label_optional:
-        fine |= given.is_null() | (given == "" if raw.schema[layout.label] == pl.String else False)
-    label = number if layout.positive is None else layout.positive(number)
+        fine |= missing
     return label.cast(pl.UInt8, strict=False), fine
 
 
@@ -146,20 +171,41 @@ def number_of(dtype: Any, column: str) -> tuple[Any, Any]:
     return number, missing | (number.abs() <= FLOAT32_MAX).fill_null(False)  # NaN is above every number to polars
 
 
-def values_of(dtype: Any, feature: RawFeature) -> Any:
-    """Expression for a feature: text without nulls, or lists of text without nulls or empty pieces."""
+def values_of(dtype: Any, feature: RawFeature) -> tuple[Any, Any]:
+    """Expressions for a feature: text without nulls, or lists of text without nulls or empty pieces; and whether each
+    row is fine, None where every row is."""
     pl = import_polars()
     raw = pl.col(feature.column)
     if feature.kind == "categorical":
-        return raw.cast(pl.String).fill_null("")
+        texts, fine = text_of(raw, dtype, feature.integer)
+        return texts.fill_null(""), fine
     if dtype == pl.String:
         assert feature.separator is not None
         raw = raw.str.split(feature.separator)
     pieces = raw.cast(pl.List(pl.String)).fill_null([])
     pieces = pieces.list.eval(pl.element().filter(pl.element().is_not_null() & (pl.element() != "")))
     if feature.max_length is None:
-        return pieces
-    return pieces.list.head(feature.max_length) if feature.kind == "bag" else pieces.list.tail(feature.max_length)
+        return pieces, None
+    return pieces.list.head(feature.max_length) if feature.kind == "bag" else pieces.list.tail(feature.max_length), None
+
+
+def text_of(raw: Any, dtype: Any, integer: bool) -> tuple[Any, Any]:
+    """Expressions for values as text, and whether each is fine, None where all are.
+
+    A float stands for the whole number that it is; NaN is missing.
+    """
+    pl = import_polars()
+    if dtype in (pl.Float32, pl.Float64):
+        number = raw.cast(pl.Float64).fill_nan(None)
+        limit = WHOLE_FLOATS[32 if dtype == pl.Float32 else 64]
+        fine = (number == number.round()) & (number.abs() < limit)
+        return number.cast(pl.Int64, strict=False).cast(pl.String), fine.fill_null(True)
+    if integer and dtype in (pl.String, pl.Categorical, pl.Enum):
+        text = raw.cast(pl.String)
+        number = text.str.replace(r"\.0*$", "").cast(pl.Int64, strict=False)
+        fine = text.is_null() | (text == "") | (text.str.contains(WHOLE_TEXT) & number.is_not_null())
+        return number.cast(pl.String), fine
+    return raw.cast(pl.String), None
 
 
 def explain(
@@ -168,11 +214,15 @@ def explain(
     """Reason why each of these rows is refused: its first invalid value."""
     names = fine.columns
     columns = [layout.label or "", *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
+    columns += [layout.features[int(name.removeprefix("whole"))].column for name in names[len(columns) :]]
     wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
     values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}
     for row, place in zip(rows, wrong, strict=True):
         name, column = names[place], columns[place]
+        if name.startswith("whole"):
+            reasons[row] = f"column '{column}' holds {shown(values[place][row])}, {NOT_WHOLE}"
+            continue
         if name in lengths.columns:
             reasons[row] = too_long(column, lengths[name][row], layout.max_value_bytes)
             continue
@@ -183,7 +233,9 @@ def explain(
         elif value is None or value == "":
             reasons[row] = f"the label (column '{column}') is missing"
         else:
-            wanted = "0 or 1" if layout.positive is None else "a finite number"
+            wanted = "a finite number"
+            if layout.positive is None:
+                wanted = "0 or 1" + (TEXT_LABELS if isinstance(value, str) else "")
             reasons[row] = f"the label (column '{column}') is {shown(value)} instead of {wanted}"
     return reasons
 

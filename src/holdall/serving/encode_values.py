@@ -7,6 +7,7 @@ them, or says what is wrong with them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -31,6 +32,9 @@ MANY = 1024
 """Values that are not in the dict of their feature, from which on they are looked up together. Arrow imports pandas
 for that, where it is installed, which no small request should wait for."""
 
+_WHOLE = re.compile(r"-?[1-9][0-9]{0,17}|0")
+"""Whole numbers as `prepare` writes them."""
+
 Columns = Mapping[str, Sequence[Any]]
 
 
@@ -45,6 +49,7 @@ class ValueEncoder:
         self._features = form.schema.features
         self._lookups = [lookups.get(feature.name) for feature in self._features]
         self._separators = form.separators
+        self._integers = form.integers
         self._max_bytes = form.max_value_bytes
         self._one_hot = form.schema.one_hot
         self._dtype = id_dtype(max((lookup.num_rows for lookup in lookups.values()), default=1))
@@ -101,7 +106,7 @@ class ValueEncoder:
             values = columns[feature.name]
             found = list(map(lookup.hot.get, values))
             if None in found:
-                self._look_up(found, values, lookup)
+                self._look_up(found, values, lookup, feature.name)
             if lookup.unseen in found:
                 unseen[feature.name] = found.count(lookup.unseen)
             flat += found
@@ -127,7 +132,7 @@ class ValueEncoder:
                 values = list(chain.from_iterable(bags))
             found = list(map(lookup.hot.get, values))
             if None in found:
-                self._look_up(found, values, lookup)
+                self._look_up(found, values, lookup, feature.name)
             unseen[feature.name] = found.count(lookup.unseen)
             flat += found
         offsets = torch.from_numpy(offsets_of(np.array(lengths, dtype=np.int64)))
@@ -146,12 +151,14 @@ class ValueEncoder:
             return pieces
         return pieces[: feature.max_length] if feature.kind == "bag" else pieces[len(pieces) - feature.max_length :]
 
-    def _look_up(self, found: list[int | None], values: Sequence[Any], lookup: IdLookup) -> None:
+    def _look_up(self, found: list[int | None], values: Sequence[Any], lookup: IdLookup, name: str) -> None:
         """Fill in the ids of values that are not in the dict of their feature."""
         places = [place for place, number in enumerate(found) if number is None]
         texts = [text_of(values[place]) for place in places]
         if any(len(text) > self._max_bytes // 4 for text in texts):
             raise DataError("a value may be too long")
+        if name in self._integers and not all(text == "" or _WHOLE.fullmatch(text) for text in texts):
+            raise DataError("a value may be written as a float")
         numbers = [lookup.id_of(text) for text in texts] if len(texts) < MANY else lookup.apply(texts).tolist()
         for place, number in zip(places, numbers, strict=True):
             found[place] = number

@@ -107,7 +107,8 @@ def encoded_parquet(scorer: Scorer, layout: Layout, path: Path) -> Iterator[Enco
         if not num_rows:
             raise DataError(f"{path} holds no rows: leave it out")
         texts = [f.column for f in layout.features if is_plain_text(schema.field(f.column).type)]
-        takes = all(is_plain_number(schema.field(column).type) for column in number_columns(layout))
+        takes = layout.positive is None or not layout.positive.compares_text
+        takes &= all(is_plain_number(schema.field(column).type) for column in number_columns(layout))
         first_row = 0
         with pq.ParquetFile(path, read_dictionary=[name for name in texts if name not in layout.keep]) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(layout.used_columns)):

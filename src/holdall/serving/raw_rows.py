@@ -1,8 +1,9 @@
 """Raw rows in the forms that people have them, as one Arrow table with the columns that a model reads.
 
-A value means what it means to `holdall prepare`: null and "" are missing, integers stand for their decimal text and
-booleans for `true` and `false` (1 and 0 in a dense column). Neither pandas nor polars is imported: their frames are
-read through the Arrow PyCapsule protocol. Rows are counted from 0 in errors.
+A value means what it means to `holdall prepare`: null and "" are missing, integers stand for their decimal text, floats
+in a feature for the integer that they are, and booleans for `true` and `false` (1 and 0 in a dense column). Neither
+pandas nor polars is imported: their frames are read through the Arrow PyCapsule protocol. Rows are counted from 0 in
+errors.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError, did_you_mean
+from holdall.data.encode import is_text, split_texts
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import SUFFIXES
-from holdall.data.rows import FLOAT32_MAX, shown
+from holdall.data.rows import FLOAT32_MAX, NOT_WHOLE, WHOLE_FLOATS, shown
 from holdall.data.schema import Feature, Schema
 from holdall.data.stored_layout import stored_layout
 
@@ -45,6 +47,8 @@ class RowFormat:
     """By bag or sequence, what separates its values in a text; without one, it must be a list."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """By name, the column of a raw file where it has another name."""
+    integers: frozenset[str] = frozenset()
+    """Features whose values are whole numbers, also where a text writes them as floats."""
     max_value_bytes: int = MAX_VALUE_BYTES
     """Bytes of the longest value of a feature."""
 
@@ -58,7 +62,8 @@ class RowFormat:
         separators = {feature.name: feature.separator for feature in layout.features if feature.separator is not None}
         columns = {dense.name: dense.column for dense in layout.dense}
         columns |= {feature.name: feature.column for feature in layout.features}
-        return cls(schema, frozenset(reads), separators, columns, layout.max_value_bytes)
+        integers = frozenset(feature.name for feature in layout.features if feature.integer)
+        return cls(schema, frozenset(reads), separators, columns, integers, layout.max_value_bytes)
 
     @property
     def features(self) -> list[Feature]:
@@ -89,7 +94,7 @@ class RowFormat:
     def values(self, feature: str, values: Any) -> pa.Array:
         """Values of one feature as text, whatever number of them a row has."""
         if isinstance(values, list | tuple):
-            return _converted(values, f"feature '{feature}'", text_of, pa.large_string())
+            return _converted(values, f"feature '{feature}'", one_text_of, pa.large_string())
         return _array(feature, values)
 
     def only(self, names: Collection[str]) -> RowFormat:
@@ -141,9 +146,8 @@ class RowFormat:
     def _split_texts(self, table: pa.Table) -> pa.Table:
         """The table with lists in the place of texts with separators."""
         for place, name in enumerate(table.column_names):
-            if name in self.separators and _is_text(table.field(place).type):
-                lists = [_split_all(chunk, self.separators[name]) for chunk in table.column(place).chunks]
-                table = table.set_column(place, name, pa.chunked_array(lists, pa.large_list(pa.large_string())))
+            if name in self.separators and is_text(table.field(place).type):
+                table = table.set_column(place, name, split_texts(table.column(place), self.separators[name]))
         return table
 
     # --- rows and columns of Python values -----------------------------------------------------------------------
@@ -182,7 +186,7 @@ class RowFormat:
             return f"dense column '{name}'", number_of, pa.float64()
         feature = self.schema.feature(name)
         if feature.one_hot:
-            return f"feature '{name}'", text_of, pa.large_string()
+            return f"feature '{name}'", one_text_of, pa.large_string()
         separator = self.separators.get(name)
         return f"feature '{name}'", lambda value: texts_of(value, separator), pa.large_list(pa.large_string())
 
@@ -268,6 +272,18 @@ def text_of(value: Any) -> str:
     raise ValueRefusedError(f"is {shown(value)}, and needs one text, integer or boolean")
 
 
+def one_text_of(value: Any) -> str:
+    """`text_of`, but a float stands for the whole number that it is, and NaN is missing."""
+    if not isinstance(value, Real) or isinstance(value, Integral | bool | np.bool_):
+        return text_of(value)
+    number, bits = float(value), 32 if isinstance(value, np.float32) else 64
+    if math.isnan(number):
+        return ""
+    if not number.is_integer() or abs(number) >= WHOLE_FLOATS[bits]:
+        raise ValueRefusedError(f"is {value}, {NOT_WHOLE}")
+    return str(int(number))
+
+
 def texts_of(value: Any, separator: str | None) -> list[str]:
     """The values of a bag or sequence, without missing ones."""
     if value is None:
@@ -300,14 +316,3 @@ def _array(name: str, values: Any) -> pa.Array | pa.ChunkedArray:
         return pa.chunked_array(values) if hasattr(values, "__arrow_c_stream__") else pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"column '{name}' is not a column of one type ({error})") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _split_all(texts: pa.Array, separator: str) -> pa.Array:
-    """Lists of the pieces of texts; empty pieces are missing values, which are left out later."""
-    return pa.compute.split_pattern(texts.cast(pa.large_string()), separator).cast(pa.large_list(pa.large_string()))

@@ -40,7 +40,7 @@ def open_to_score(
     where = f"--format {name}" if toml is None else str(toml)
     if name in JOINED:
         rule = stored[1].positive if stored and name == "bookcrossing" == stored[0] else None
-        positive = None if rule is None else f"{rule.comparison} {rule.threshold!r}"
+        positive = None if rule is None else f"{rule.comparison} {rule.threshold}"
         config = PrepareConfig(format=name, positive=positive, max_value_bytes=max_value_bytes)  # type: ignore[arg-type]
         raw = JOINED[name](sources, out, config, to_score=True)
         check_names(raw.layout, schema, where)

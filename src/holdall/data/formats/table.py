@@ -33,8 +33,8 @@ TRANSFORMS = ("log", "standard", "none")
 TOP_KEYS = {"label": (str, dict), "dense": list, "categorical": list, "bag": list, "sequence": list, "csv": dict}
 LABEL_KEYS = {"column": str, "positive": str}
 DENSE_KEYS = {"name": str, "column": str, "transform": str}
-CATEGORICAL_KEYS = {"name": str, "column": str, "table": str}
-LIST_KEYS = {**CATEGORICAL_KEYS, "separator": str, "max_length": int}
+CATEGORICAL_KEYS = {"name": str, "column": str, "integer": bool, "table": str}
+LIST_KEYS = {"name": str, "column": str, "table": str, "separator": str, "max_length": int}
 CSV_KEYS = {
     "separator": str,
     "quote": str,
@@ -98,14 +98,21 @@ def parse_layout(document: dict[str, Any]) -> Layout:
 
 
 def parse_positive(rule: str) -> Positive:
-    """`>= 7` and the like: a comparison and a number."""
-    match = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*", rule)
-    try:
-        if match and math.isfinite(float(match[2])):
-            return Positive(match[1], float(match[2]))
-    except ValueError:
-        pass
-    raise ConfigError(f"positive = {rule!r} is no rule: write one of {' '.join(COMPARISONS)} and a number, as '>= 7'")
+    """`>= 7`, `== fit` and the like: a comparison and a number, or a text, which may be in quotes."""
+    match = re.fullmatch(r"\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*", rule, re.DOTALL)
+    if match is None:
+        comparisons = " ".join(COMPARISONS)
+        raise ConfigError(
+            f"positive = {rule!r} is no rule: write one of {comparisons} and a number or text, as '>= 7' or '== yes'"
+        )
+    comparison, threshold = match[1], match[2]
+    if re.fullmatch(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?", threshold):
+        if math.isfinite(float(threshold)):
+            return Positive(comparison, float(threshold))
+        raise ConfigError(f"positive = {rule!r} compares with a number that is not finite: write another one")
+    if len(threshold) > 2 and threshold[0] == threshold[-1] in "'\"":
+        threshold = threshold[1:-1]
+    return Positive(comparison, threshold)
 
 
 def parse_dense(entry: Any) -> RawDense:
@@ -130,6 +137,7 @@ def parse_feature(entry: Any, kind: FeatureKind) -> RawFeature:
         kind=kind,
         separator=entry.get("separator"),
         max_length=entry.get("max_length"),
+        integer=entry.get("integer", False),
         table=entry.get("table"),
     )
 
