@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -193,17 +194,20 @@ class Bench:
                 busy.append(self.spell(server, num_rows, kind, rate, self.options.swap_seconds))
                 stop.set()
                 thread.join()
-        failed = sum(number for one in (*calm, *busy) for status, number in one.statuses.items() if status != 200)
+        statuses: Counter[int] = Counter()
+        for one in (*calm, *busy):
+            statuses.update(one.statuses)
         without, with_swaps = (1e3 * statistics.median(one.p99 for one in ones) for ones in (calm, busy))
         return {
             "rows/s": rate * num_rows,
             "swaps": number,
-            "failed requests": failed,
+            "failed requests": statuses.total() - statuses[200] - statuses[429],
+            "refused requests": statuses[429],
             "p99 ms without": without,
             "p99 ms with": with_swaps,
             "ratio": with_swaps / without,
-            "all p99 ms without": [1e3 * one.p99 for one in calm],
-            "all p99 ms with": [1e3 * one.p99 for one in busy],
+            "all p99 ms without": [round(1e3 * one.p99, 2) for one in calm],
+            "all p99 ms with": [round(1e3 * one.p99, 2) for one in busy],
         }
 
     # --- kill -9 to ready ----------------------------------------------------------------------------------------
