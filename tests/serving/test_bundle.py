@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,13 @@ def test_a_fingerprint_names_the_content(data: Path, sound: Path, tmp_path: Path
         model.bags.packs[0].storage[0, 0] += 1
     write(tmp_path / "other", model, SMALL, data)
     assert open_bundle(tmp_path / "other").fingerprint != open_bundle(sound).fingerprint
+    record = open_bundle(sound).record
+    for read_otherwise in (
+        replace(record, vector_dtype="bfloat16"),
+        replace(record, model={**record.model, "interaction": "concat"}),
+    ):
+        assert read_otherwise.files == record.files
+        assert read_otherwise.fingerprint != record.fingerprint
 
 
 def test_an_error_leaves_nothing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,15 @@ class Record:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 that names the content of the bundle: of the hashes of its files."""
-        return json_digest({name: file.sha256 for name, file in self.files.items()})
+        """SHA-256 that names all that scores depend on: the hashes of the files, and how the model reads them."""
+        return json_digest(
+            {
+                "files": {name: file.sha256 for name, file in self.files.items()},
+                "model": self.model,
+                "tables": {name: asdict(table) for name, table in self.tables.items()},
+                "vector_dtype": self.vector_dtype,
+            }
+        )
 
 
 class Bundle:
