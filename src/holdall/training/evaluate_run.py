@@ -86,7 +86,8 @@ def _without_initial_rows(
     """A model whose dense tables have any values, to be loaded: drawing a GB of initial rows takes 25 s, loading 2."""
     model = config.build_model(schema, methods, device=device, dense_device="meta")
     for pack in model.bags.packs:
-        pack.use_storage(torch.empty_like(pack.storage, device=device))
+        meta = pack.storage  # not empty_like, which imports torch's compiler for a meta tensor: a second
+        pack.use_storage(torch.empty(meta.shape, dtype=meta.dtype, device=device))
     model.bags.plan_lookups()
     return model
 
