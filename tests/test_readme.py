@@ -38,7 +38,8 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     verbs = {command.split()[1] for command in commands}
     assert verbs >= {"prepare", "train", "evaluate", "inspect", "profile", "hardware", "plan"}
     for command in commands:
-        pages.run(command)
+        if not command.startswith("holdall serve "):  # tests/serving/server
+            pages.run(command)
     for run in (re.findall(r"--out (\S+)", command)[0] for command in commands if " train " in command):
         assert (tmp_path / run / "checkpoints").is_dir(), run
 
