@@ -273,7 +273,7 @@ def order_of(loader: Loader, epoch: int = 0, start_batch: int = 0) -> list[list[
     return [rows_of(batch) for batch in loader.epoch(epoch, start_batch)]
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "rows", "none"])
+@pytest.mark.parametrize("shuffle", ["chunks", "blocks", "rows", "none"])
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 102, 103, 500])
 def test_every_row_once_an_epoch(data: DataSet, shuffle: str, batch_size: int) -> None:
     loader = Loader(data, batch_size, shuffle=shuffle)
@@ -289,7 +289,7 @@ def test_no_shuffle_is_file_order(data: DataSet) -> None:
 
 
 def test_blocks_are_contiguous_on_the_ring_and_move_between_epochs(data: DataSet) -> None:
-    loader = Loader(data, 10)
+    loader = Loader(data, 10, shuffle="blocks")
     epochs = [order_of(loader, epoch) for epoch in range(4)]
     for batches in epochs:
         assert all((later - row) % 103 == 1 for batch in batches for row, later in pairwise(batch))
@@ -304,7 +304,7 @@ def test_rows_are_mixed(data: DataSet) -> None:
     assert neighbours < 10  # of 92; about 1 by chance
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "rows"])
+@pytest.mark.parametrize("shuffle", ["chunks", "blocks", "rows"])
 def test_the_order_depends_on_seed_and_epoch_alone(data: DataSet, shuffle: str) -> None:
     def order(seed: int, epoch: int, prefetch: int) -> list[list[int]]:
         return order_of(Loader(data, 10, shuffle=shuffle, seed=seed, prefetch=prefetch), epoch)
@@ -314,7 +314,7 @@ def test_the_order_depends_on_seed_and_epoch_alone(data: DataSet, shuffle: str) 
     assert order(0, 5, prefetch=2) != order(0, 6, prefetch=2)
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "rows", "none"])
+@pytest.mark.parametrize("shuffle", ["chunks", "blocks", "rows", "none"])
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_ranks_together_see_what_one_process_sees(data: DataSet, shuffle: str, world_size: int) -> None:
     whole = order_of(Loader(data, 25, shuffle=shuffle), 1)
@@ -348,7 +348,7 @@ def test_drop_last_gives_full_batches_and_drops_other_rows_each_epoch(data: Data
 # Going on
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "rows", "none"])
+@pytest.mark.parametrize("shuffle", ["chunks", "blocks", "rows", "none"])
 def test_resume_gives_the_batches_that_were_left(data: DataSet, shuffle: str) -> None:
     loader = Loader(data, 10, shuffle=shuffle)
     whole = order_of(loader, 2)

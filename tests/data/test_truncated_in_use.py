@@ -62,15 +62,18 @@ def test_rows_of_other_files_are_read(data: DataSet) -> None:
     assert len(data.take(np.array([0, 220]))) == 2
 
 
-@pytest.mark.parametrize("shuffle", ["none", "rows", "blocks"])
+@pytest.mark.parametrize("shuffle", ["none", "rows", "blocks", "chunks"])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_batches_that_were_made_before_are_refused_too(shuffle: Shuffle, prefetch: int, data: DataSet) -> None:
+def test_batches_that_were_made_before_are_refused_too(
+    shuffle: Shuffle, prefetch: int, data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Views of the file that a thread had made ahead of use would be read after the truncation."""
+    monkeypatch.setattr("holdall.data.loader.COPIED_ROWS", 30)
     loader = Loader(data, 30, shuffle=shuffle, prefetch=prefetch)
     batches = loader.epoch(0)
     next(batches)
     for file in range(3):
         cut(data, file)
-    num_copies = prefetch + 1 if shuffle == "rows" else 0  # copies that were made before may be used
+    num_copies = prefetch + 1 if shuffle in ("rows", "chunks") else 0  # copies that were made before may be used
     with pytest.raises(DataError, match="was truncated while it was in use"):
         list(islice(batches, num_copies + 1))

@@ -7,12 +7,14 @@ import threading
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.data.dataset import DataSet
+from holdall.data.loader import Shuffle
 from holdall.training.strategies.hot_batch_loader import HotBatchLoader, Interleaving
 
 
@@ -48,10 +50,13 @@ def dealt(num_cold: int, num_hot: int, rate: float, monkeypatch: pytest.MonkeyPa
     return [segment.kind for segment in loader.segments(0) for _ in range(segment.num_batches)]
 
 
+@pytest.mark.parametrize("shuffle", get_args(Shuffle))
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.99])
-def test_every_sample_comes_once_and_hot_batches_are_full_of_hot_ones(split: DataSet, share: float) -> None:
+def test_every_sample_comes_once_and_hot_batches_are_full_of_hot_ones(
+    split: DataSet, share: float, shuffle: Shuffle
+) -> None:
     hot = is_hot(split, share)
-    loader = HotBatchLoader(split, hot, 100, seed=3)
+    loader = HotBatchLoader(split, hot, 100, shuffle=shuffle, seed=3)
     batches = seen(loader)
     everything = [tuple(row) for row in split.slice(0, len(split)).dense.tolist()]
     hot_rows = Counter(row for row, is_it in zip(everything, hot, strict=True) if is_it)
@@ -161,6 +166,8 @@ def test_going_on_from_a_checkpoint(split: DataSet, stop: int) -> None:
 
 def test_a_checkpoint_of_other_data_is_refused(split: DataSet) -> None:
     state = HotBatchLoader(split, is_hot(split), 100).state(0, 3)
+    with pytest.raises(CheckpointError, match="made with shuffle 'chunks' and this run has 'rows'"):
+        HotBatchLoader(split, is_hot(split), 100, shuffle="rows").load_state(state)
     with pytest.raises(CheckpointError, match="hot_inputs"):
         HotBatchLoader(split, is_hot(split, 0.3), 100).load_state(state)
 

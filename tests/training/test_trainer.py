@@ -131,6 +131,17 @@ def test_resume_of_nothing_starts(data: Path, tmp_path: Path) -> None:
     assert checkpoint.latest(tmp_path / "new" / CHECKPOINTS) is not None
 
 
+def test_a_resumed_run_keeps_its_order_of_samples(data: Path, tmp_path: Path) -> None:
+    run(data, tmp_path / "whole", SMALL.replace(steps=4, shuffle="blocks"))
+    run(data, tmp_path / "run", SMALL.replace(steps=2, shuffle="blocks"))
+    run(data, tmp_path / "run", SMALL.replace(steps=4), resume=True)
+    assert same_tensors(tmp_path / "run", tmp_path / "whole")
+    run(data, tmp_path / "new", SMALL.replace(steps=1))
+    assert read_run(tmp_path / "new")["config"]["train"]["shuffle"] == "chunks"
+    with pytest.raises(CheckpointError, match="trained with shuffle='chunks' and is asked to resume with"):
+        run(data, tmp_path / "new", SMALL.replace(steps=2, shuffle="rows"), resume=True)
+
+
 def test_resume_with_other_settings_is_refused(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", SMALL.replace(steps=2))
     with pytest.raises(CheckpointError, match=r"trained with lr=0.01 and is asked to resume with lr=0.5"):

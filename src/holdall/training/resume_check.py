@@ -10,9 +10,24 @@ from pathlib import Path
 
 from holdall.common.errors import CheckpointError
 from holdall.common.settings import settings_marked
+from holdall.data.loader import Shuffle
+from holdall.distributed.processes import Processes
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.config import TrainConfig
-from holdall.training.tracking import read_run
+from holdall.training.tracking import RUN_FILE, read_run
+
+
+def with_sample_order(config: TrainConfig, run: Path, *, resume: bool, processes: Processes) -> TrainConfig:
+    """The settings with an order of samples in the place of `auto`: of a run to resume its own. All ranks call it."""
+    if config.shuffle != "auto":
+        return config
+
+    def choose() -> Shuffle:
+        if resume and (run / RUN_FILE).exists():
+            return TrainConfig.from_json(read_run(run)["config"]["train"]).sample_order
+        return config.sample_order
+
+    return config.replace(shuffle=processes.on_rank_zero(choose))
 
 
 def refuse_other_settings(run: Path, config: TrainConfig) -> None:

@@ -31,7 +31,7 @@ from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
-from holdall.training.resume_check import refuse_other_settings
+from holdall.training.resume_check import refuse_other_settings, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
 from holdall.training.same_data import (
@@ -129,6 +129,7 @@ class Trainer:
             find_strategy(config, processes)  # raises before any process waits for others
         agree_on_run(config, self.schema, processes)
         self.data_check = DataCheck(self.data, processes)
+        config = with_sample_order(config, out, resume=resume, processes=processes)
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)

@@ -92,7 +92,7 @@ class Strategy(ABC):
             self.data,
             self.config.batch_size,
             num_negatives=self.config.negatives,
-            shuffle=self.config.shuffle,
+            shuffle=self.config.sample_order,
             seed=self.config.seed,
             rank=self.processes.rank,
             world_size=self.processes.world_size,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,14 @@ from holdall.common.decode import AnyFloat, Count, NonNegativeFloat, decode
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
+from holdall.data.chunk_order import ChunkOrder
 from holdall.data.dataset import DataSet
-from holdall.data.loader import Position
+from holdall.data.loader import Position, Shuffle
 from holdall.training.strategies.base import Segment
 
 Kind = Literal["cold", "hot"]
+Samples: TypeAlias = npt.NDArray[np.int64]
+"""Numbers of rows of the split."""
 
 FIRST_RATE = 1 / 64
 """Finer than the paper's 1/2, since switching moves no rows here. A finer one does not help: on the Criteo sample, over
@@ -92,8 +95,7 @@ class StoredPosition(TypedDict):
 class HotBatchLoader:
     """Loader of the hot and the cold batches of a split; each sample is used exactly once an epoch.
 
-    The samples of a kind, in file order, are rotated to a starting point drawn for the epoch and cut into blocks of
-    `batch_size`, which are shuffled, as `Loader` does with `blocks`. Hot batches are full: the hot
+    The samples of a kind, in file order, are shuffled as the rows of `Loader` are. Hot batches are full: the hot
     samples that are left over are added to the cold ones, so that an epoch has as many batches, and as few short ones,
     as without hot batches. (Fewer hot samples than a batch are one short batch.) Batches are copies, since the samples
     of a kind are not contiguous. With several processes each gets its share of every batch, as from `Loader`.
@@ -105,6 +107,7 @@ class HotBatchLoader:
         is_hot: npt.NDArray[np.bool_],
         batch_size: int,
         *,
+        shuffle: Shuffle = "chunks",
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
@@ -115,8 +118,8 @@ class HotBatchLoader:
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}: it must be at least 1")
         self.data, self.batch_size, self.seed, self.prefetch = data, batch_size, seed, prefetch
-        self.rank, self.world_size = rank, world_size
-        self.samples: dict[Kind, npt.NDArray[np.int64]] = {
+        self.rank, self.world_size, self.shuffle = rank, world_size, shuffle
+        self.samples: dict[Kind, Samples] = {
             "cold": np.flatnonzero(~is_hot),
             "hot": np.flatnonzero(is_hot),
         }
@@ -206,18 +209,32 @@ class HotBatchLoader:
         yield from prefetched(self._batches(kind, epoch, start), self.prefetch, "loader")
 
     def _batches(self, kind: Kind, epoch: int, first: int) -> Iterator[Batch]:
-        cold_rng, hot_rng = (np.random.default_rng([self.seed, epoch, is_hot]) for is_hot in (False, True))
-        hot = _rotated(self.samples["hot"], hot_rng)
-        samples, rng = hot[: self._num_packed], hot_rng
+        hot = self._ordered(self.samples["hot"], epoch, True)
+        samples = hot[: self._num_packed]
         if kind == "cold":
             rest = np.sort(np.concatenate([self.samples["cold"], hot[self._num_packed :]]))
-            samples, rng = _rotated(rest, cold_rng), cold_rng
-        blocks = np.arange(self.num_batches_of(kind))
-        rng.shuffle(blocks[: len(samples) // self.batch_size])  # the short block, if there is one, stays last
-        for block in blocks[first:].tolist():
+            samples = self._ordered(rest, epoch, False)
+        for block in range(first, self.num_batches_of(kind)):
             whole = samples[block * self.batch_size : (block + 1) * self.batch_size]
             start, stop = (len(whole) * rank // self.world_size for rank in (self.rank, self.rank + 1))
             yield self.data.take(whole[start:stop])
+
+    def _ordered(self, samples: Samples, epoch: int, is_hot: bool) -> Samples:
+        """The samples of a kind in the order of their use in an epoch."""
+        seed = (self.seed, epoch, int(is_hot))
+        if self.shuffle == "none" or not len(samples):
+            return samples
+        if self.shuffle == "chunks":
+            return samples[ChunkOrder(len(samples), self.batch_size, seed).runs(0, len(samples)).rows()]
+        rng = np.random.default_rng(seed)
+        if self.shuffle == "rows":
+            return rng.permutation(samples)
+        rotated = np.roll(samples, -int(rng.integers(len(samples))))
+        blocks = np.arange(len(samples) // self.batch_size)
+        rng.shuffle(blocks)
+        rest = len(samples) % self.batch_size  # the short block, if there is one, stays last
+        full = rotated[: len(samples) - rest].reshape(-1, self.batch_size)[blocks].ravel()
+        return np.concatenate([full, rotated[len(samples) - rest :]])
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -255,9 +272,5 @@ class HotBatchLoader:
             "hot_inputs": len(self.samples["hot"]),
             "batch_size": self.batch_size,
             "seed": self.seed,
+            **({} if self.shuffle == "blocks" else {"shuffle": self.shuffle}),  # all runs of 0.1.0 have blocks
         }
-
-
-def _rotated(samples: npt.NDArray[np.int64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """The samples rotated to a starting point drawn at random."""
-    return np.roll(samples, -int(rng.integers(len(samples)))) if len(samples) else samples

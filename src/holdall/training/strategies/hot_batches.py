@@ -81,7 +81,13 @@ def hot_batch_loader(strategy: SplitStrategy | TwoFoldStrategy) -> HotBatchLoade
         )
     processes = strategy.processes
     return HotBatchLoader(
-        data, is_hot, config.batch_size, seed=config.seed, rank=processes.rank, world_size=processes.world_size
+        data,
+        is_hot,
+        config.batch_size,
+        shuffle=config.sample_order,
+        seed=config.seed,
+        rank=processes.rank,
+        world_size=processes.world_size,
     )
 
 
