@@ -8,11 +8,14 @@ import socket
 import struct
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
 
+from holdall.serving.server.connection import Answer, Connection, Request
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, raw, running
 
@@ -83,6 +86,46 @@ def test_long_headers_are_refused(server: Server, body: bytes) -> None:
     assert statuses(raw(server, b"GET /" + b"x" * 300_000)) == [431]
     many = [f"X-{number}: {number}" for number in range(3000)]
     assert statuses(raw(server, post(body, *many))) == [431]
+
+
+def test_trailers_are_bounded_and_change_nothing(server: Server, body: bytes) -> None:
+    head = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"%x\r\n%s\r\n0\r\n" % (len(body), body)
+    last = b"Content-Type: text/plain\r\n\r\n"
+    assert statuses(raw(server, head + b"Connection: close\r\n\r\n" + chunks + last)) == [200]
+    many = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 1000) for number in range(300))
+    assert statuses(raw(server, head + b"\r\n" + chunks + many)) == [431]
+    assert statuses(raw(server, head + b"\r\n" + chunks + b"X: " + b"x" * 300_000)) == [431]
+
+
+class AtOnce:
+    """Handler that answers every request at once."""
+
+    max_bytes, max_connections, read_timeout, idle_timeout = 1000, 10, 10.0, 10.0
+
+    def handle(self, request: Request) -> None:
+        request.connection.answer(request, Answer(200, b"{}"))
+
+    def early(self, request: Request) -> Answer | None:
+        return None
+
+    def reserve(self, num_bytes: int) -> bool:
+        return True
+
+    def observe(self, request: Request, status: int) -> None:
+        pass
+
+
+def test_requests_wait_while_their_answers_are_not_read() -> None:
+    connection = Connection(AtOnce(), SimpleNamespace(connections=set(), default_headers=[]))
+    transport = Mock(is_closing=lambda: False)
+    transport.write.side_effect = lambda data: connection.pause_writing()
+    connection.connection_made(transport)
+    connection.data_received(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 40)
+    assert (transport.write.call_count, transport.pause_reading.call_count) == (1, 1)
+    for _ in range(40):
+        connection.resume_writing()
+    assert (transport.write.call_count, transport.resume_reading.call_count) == (40, 1)
 
 
 def test_a_slow_sender_is_refused(bundle: Path, body: bytes) -> None:

@@ -19,6 +19,8 @@ import httptools
 import msgspec
 
 MAX_HEAD_BYTES = 16 << 10
+MAX_OVERHEAD = 16
+"""Most bytes of a request that may come for each byte of its body, beside the headers; chunks of one byte take 6."""
 MAX_AHEAD = 16
 """Most requests that one connection may send ahead of their answers before it is no longer read."""
 MAX_DISCARDED_BYTES = 1 << 20
@@ -103,7 +105,7 @@ class Connection(asyncio.Protocol):
         self.incoming: Request | None = None
         """Request that is being received."""
         self.in_head = False
-        self.head_bytes = self.reserved = 0
+        self.received_bytes = self.reserved = 0
         self.has_completed = False
         """Whether a request was complete with the data that is being parsed."""
         self.unparsed = 0
@@ -146,7 +148,9 @@ class Connection(asyncio.Protocol):
         self.is_blocked, self.since = True, time.monotonic()
 
     def resume_writing(self) -> None:
-        self.is_blocked = False
+        self.is_blocked, self.since = False, time.monotonic()
+        if not self.is_running:
+            self._run()
 
     def shutdown(self) -> None:
         """Finish the requests that were begun, and close the connection."""
@@ -181,13 +185,17 @@ class Connection(asyncio.Protocol):
                     self.on_message_complete()
             else:
                 rest = self._parse(data)
-            if self.in_head and not self.has_completed:
-                self.head_bytes += len(data)
-                if self.head_bytes > MAX_HEAD_BYTES:
-                    self._refuse_head()
+            if self.incoming is not None and not self.has_completed:
+                self._check_overhead(self.incoming, len(data))
             data = rest
         if not self.is_running:
             self._run()
+
+    def _check_overhead(self, request: Request, num_bytes: int) -> None:
+        """Refuse a request whose headers, trailers and chunk sizes are out of proportion to its body."""
+        self.received_bytes += num_bytes
+        if self.received_bytes > MAX_HEAD_BYTES + MAX_OVERHEAD * len(request.body) and request.refusal is None:
+            self._refuse_head()
 
     def _parse(self, data: bytes) -> bytes:
         """Parse data; what is left of it begins behind the headers of a request to upgrade.
@@ -210,14 +218,14 @@ class Connection(asyncio.Protocol):
         if self.is_last:
             return
         self.incoming = Request(self, started=time.monotonic())
-        self.in_head, self.head_bytes = True, 0
+        self.in_head, self.received_bytes = True, 0
 
     def on_url(self, url: bytes) -> None:
         if self.incoming is not None:
             self.incoming.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.incoming is not None:
+        if self.incoming is not None and self.in_head:  # trailers are not read
             self.incoming.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
@@ -289,9 +297,9 @@ class Connection(asyncio.Protocol):
     # --- answers -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Handle requests until one of them is answered later."""
+        """Handle requests until one of them is answered later, or answers are not read."""
         self.is_running = True
-        while self.waiting and self.current is None:
+        while self.waiting and self.current is None and not self.is_blocked:
             self.current = request = self.waiting.popleft()
             if request.refusal is not None:
                 self.answer(request, request.refusal)
