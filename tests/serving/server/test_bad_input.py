@@ -111,6 +111,11 @@ ARROW_CASES: dict[str, tuple[Callable[[], bytes], int, str]] = {
     "text for number": (lambda: stream(I1=pa.array(["x"] * 6)), 422, "I1"),
     "NaN": (lambda: stream(I1=pa.array([float("nan")] * 6)), 422, "I1"),
     "list for text": (lambda: stream(C1=pa.array([["a"]] * 6)), 422, "C1"),
+    "lists of nulls": (
+        lambda: stream(C1=pa.ListArray.from_arrays(pa.array([0, *[10**6] * 6]), pa.nulls(10**6))),
+        422,
+        "'C1': its lists have 1,000,000 values, more than the stream has bytes",
+    ),
     "bytes": (lambda: stream(C1=pa.array([b"\xff"] * 6)), 422, "'C1': columns of the Arrow type binary"),
     "views": (
         lambda: stream(C1=pa.array(["a"] * 6, pa.string_view())),

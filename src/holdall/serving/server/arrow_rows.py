@@ -31,6 +31,7 @@ class ArrowReader:
         self._last: pa.Schema | None = None
         self._places: list[int] = []
         self._dictionaries: list[int] = []
+        self._lists: list[int] = []
 
     def columns(self, body: bytes | bytearray) -> Columns:
         """The columns of an Arrow IPC stream, every buffer of which was checked, as Python values."""
@@ -55,6 +56,8 @@ class ArrowReader:
             self._remember(schema)
         for place in self._dictionaries:
             _check_dictionary(schema.names[place], [batch.column(place) for batch in batches])
+        for place in self._lists:
+            _check_lists(schema.names[place], [batch.column(place) for batch in batches], len(body))
         if len(batches) == 1:
             return tuple(batches[0].column(place).to_pylist() for place in self._places)
         table = pa.Table.from_batches(batches, schema)
@@ -66,6 +69,7 @@ class ArrowReader:
         for place in places:
             _check_type(schema.names[place], schema.types[place])
         self._dictionaries = [place for place in places if kinds.is_dictionary(schema.types[place])]
+        self._lists = [place for place in places if _is_list(schema.types[place])]
         self._places, self._last = places, schema
 
 
@@ -80,7 +84,7 @@ def write_scores(scores: npt.NDArray[np.float32]) -> bytes:
 
 def _check_type(name: str, kind: pa.DataType) -> None:
     inner = kind
-    if kinds.is_dictionary(kind) or kinds.is_list(kind) or kinds.is_large_list(kind):
+    if kinds.is_dictionary(kind) or _is_list(kind):
         inner = kind.value_type
     if _is_text(inner):
         return
@@ -93,6 +97,17 @@ def _check_dictionary(name: str, parts: list[pa.DictionaryArray]) -> None:
     size = sum(len(part) * (pc.max(pc.binary_length(part.dictionary)).as_py() or 0) for part in parts)
     if size > MAX_TEXT_BYTES:
         raise RowError(f"'{name}': its dictionary may stand for {size:,} bytes of text: send plain text")
+
+
+def _check_lists(name: str, parts: list[pa.ListArray], num_bytes: int) -> None:
+    """Nulls in a list take no bytes, so their number must be bounded."""
+    number = sum(pc.sum(pc.list_value_length(part)).as_py() or 0 for part in parts)
+    if number > num_bytes:
+        raise RowError(f"'{name}': its lists have {number:,} values, more than the stream has bytes: send fewer")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(kinds.is_list(kind) or kinds.is_large_list(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
