@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -23,7 +25,9 @@ from holdall.serving.publish import publish
 from holdall.serving.scorer import Scorer, load
 from holdall.serving.server.connection import Request
 from holdall.serving.server.front import Front
+from holdall.serving.server.request_log import RequestLog
 from holdall.serving.server.run import Server
+from holdall.serving.server.served import Served
 from holdall.serving.server.settings import ServerConfig, read_token
 from holdall.serving.server.source import FixedSource
 from tests.serving.server.running import Client, made_bundle, running
@@ -45,6 +49,13 @@ class Handed:
         if isinstance(first, Exception):
             raise first
         return first
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def wait_for(client: Client, line: str) -> str:
@@ -222,6 +233,52 @@ def test_the_request_log_can_be_scored_again(bundle: Path, scorer: Scorer, row: 
         assert line["fingerprint"] == scorer.fingerprint
         np.testing.assert_allclose(np.float32(line["scores"]), scorer.score(line["rows"]), rtol=1e-6)
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_request_log_on_a_full_disk_loses_whole_lines_only(
+    bundle: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "requests.jsonl", os.write
+
+    def write_half(handle: int, data: memoryview) -> int:
+        if len(data) < 30:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data[: len(data) // 2])
+
+    with running(bundle, request_log=path) as server:
+        client = Client(server)
+        assert client.ask("POST", "/score", {"rows": [row]})[0] == 200
+        log = server.request_log
+        assert log is not None
+        wait_until(lambda: path.stat().st_size > 0)
+        with monkeypatch.context() as patch:
+            patch.setattr("holdall.serving.server.request_log.os.write", write_half)
+            assert client.ask("POST", "/score", {"rows": [row] * 2})[0] == 200
+            wait_until(lambda: log.num_dropped > 0)
+        assert client.ask("POST", "/score", {"rows": [row] * 3})[0] == 200
+        client.http.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [len(line["rows"]) for line in lines] == [1, 3]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_request_log_that_is_full_ends(bundle: Path, scorer: Scorer, row: dict[str, Any]) -> None:
+    log = RequestLog(Path("/dev/full"))
+    served = Served(scorer, max_rows=10)
+    log.put(served, [tuple(row.values())], scorer.score([row]))
+    log.close()
+    assert log.num_dropped == 1
+
+
+def test_rows_that_wait_to_be_logged_are_bounded(
+    bundle: Path, row: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdall.serving.server.request_log.MAX_WAITING_ROWS", 3)
+    with running(bundle, request_log=tmp_path / "requests.jsonl") as server:
+        client = Client(server)
+        assert client.ask("POST", "/score", {"rows": [row] * 4})[0] == 200
+        wait_for(client, "holdall_request_log_dropped_total 1.0")
+        client.http.close()
 
 
 def test_metrics_count_what_happened(bundle: Path, row: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ from holdall.common.errors import ConfigError
 from holdall.serving.server.served import Ranking, Served
 
 log = logging.getLogger("holdall.server")
-MAX_WAITING = 1000
-"""Requests that wait to be written; more of them are dropped and counted."""
+MAX_WAITING, MAX_WAITING_ROWS = 1000, 16384
+"""Requests, and rows of them, that wait to be written; more are dropped and counted."""
 
 
 class RequestLog:
@@ -35,15 +35,21 @@ class RequestLog:
                 f"the request log {path} cannot be written ({error.strerror}): name another file"
             ) from None
         self.num_dropped = 0
-        self._file = os.fdopen(handle, "ab")
+        self._handle = handle
+        self._is_failing = False
+        self._rows_put = self._rows_taken = 0  # each is changed by one thread only
         self._waiting: queue.Queue[tuple[Served, Any, Any] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
     def put(self, served: Served, rows: Any, scores: npt.NDArray[np.float32]) -> None:
         """Write a request when there is time."""
+        if self._rows_put - self._rows_taken + len(scores) > MAX_WAITING_ROWS:
+            self.num_dropped += 1
+            return
         try:
             self._waiting.put_nowait((served, rows, scores))
+            self._rows_put += len(scores)
         except queue.Full:
             self.num_dropped += 1
 
@@ -51,23 +57,37 @@ class RequestLog:
         """Write what waits, and end."""
         self._waiting.put(None)
         self._thread.join()
-        self._file.close()
+        os.close(self._handle)
 
     def _run(self) -> None:
         while (entry := self._waiting.get()) is not None:
+            served, rows, scores = entry
             try:
-                served, rows, scores = entry
                 line = {
                     "fingerprint": served.scorer.fingerprint,
                     "rows": _dicts(served, rows),
                     "scores": np.asarray(scores).tolist(),
                 }
-                self._file.write(msgspec.json.encode(line) + b"\n")
-                if self._waiting.empty():
-                    self._file.flush()
+                self._append(msgspec.json.encode(line) + b"\n")
+                self._is_failing = False
             except Exception as error:  # a full disk must not end the thread
                 self.num_dropped += 1
-                log.error("a request could not be logged: %s", error)
+                if not self._is_failing:  # once is enough: requests come fast
+                    log.error("requests cannot be logged: %s", error)
+                self._is_failing = True
+            self._rows_taken += len(scores)
+
+    def _append(self, line: bytes) -> None:
+        """Write a line as a whole or not at all, so that the next one begins where a line begins."""
+        size = os.fstat(self._handle).st_size
+        left = memoryview(line)
+        try:
+            while left:
+                left = left[os.write(self._handle, left) :]
+        except OSError:
+            if len(left) < len(line):
+                os.ftruncate(self._handle, size)
+            raise
 
 
 def _dicts(served: Served, rows: Any) -> list[dict[str, Any]]:
