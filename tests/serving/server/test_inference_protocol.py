@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -81,6 +82,9 @@ def test_bags_are_rows_of_a_tensor(bag_bundle: Path) -> None:
         assert status == 200, answer
         assert np.array_equal(np.float32(answer["outputs"][0]["data"]), load(bag_bundle).score(rows))
         assert client.json("GET", "/v2/models/model")[1]["inputs"][-1]["shape"] == [-1, -1]
+        inputs[-1]["shape"] = [10**6, 0]  # a million empty bags take no bytes
+        status, answer = client.json("POST", INFER, {"inputs": inputs})
+        assert (status, "1,000,000 rows are more than" in answer["error"]) == (413, True), answer
         client.http.close()
 
 
@@ -90,6 +94,15 @@ def test_versions(client: Client) -> None:
     body = {"inputs": tensors(text_rows(1))}
     assert client.json("POST", "/v2/models/model/versions/7/infer", body)[0] == 200
     assert client.json("POST", "/v2/models/model/versions/8/infer", body)[0] == 404
+
+
+def test_a_name_is_read_from_its_url(bundle: Path) -> None:
+    with running(bundle, name="clicks of the new café") as server:
+        client = Client(server)
+        path = f"/v2/models/{quote('clicks of the new café')}"
+        assert client.json("GET", f"{path}/ready")[0] == 200
+        assert client.json("POST", f"{path}/infer", {"inputs": tensors(text_rows(1))})[0] == 200
+        client.http.close()
 
 
 def change(number: int, **fields: Any) -> dict[str, Any]:
@@ -103,7 +116,10 @@ def change(number: int, **fields: Any) -> dict[str, Any]:
     [
         ({}, 400, "missing required field `inputs`"),
         ({"inputs": []}, 422, "input 'I1' is missing"),
-        (change(0, data=["x", "1"]), 422, "input 'I1': value 0 is no number"),
+        (change(0, data=["x", "1"]), 422, "input 'I1': value 0 is no finite number"),
+        (change(0, data=["1", "1_000"]), 422, "value 1 is no finite number"),
+        (change(0, data=["1", " 5 "]), 422, "value 1 is no finite number"),
+        (change(0, data=["1", "\u0661"]), 422, "value 1 is no finite number"),
         (change(0, data=["nan", "1"]), 422, "value 0 is no finite number"),
         (change(0, datatype="FP32", data=[1e300, 1]), 422, "no finite number of float32"),
         (change(0, datatype="BOOL", data=[True, False]), 422, "is a boolean"),
@@ -143,6 +159,6 @@ def test_wrong_binary_texts_are_refused(client: Client, texts: bytes, sentence: 
     headers = {"inference-header-content-length": str(len(head))}
     status, answer = client.json("POST", INFER, head + texts, headers)
     assert (status in (400, 422), sentence in answer["error"]) == (True, True), answer
-    for wrong in ("x", "-1", str(len(head) + 1000), "9" * 30):
+    for wrong in ("x", "-1", str(len(head) + 1000), "9" * 30, "0" * 5000):
         assert client.json("POST", INFER, head + texts, {"inference-header-content-length": wrong})[0] == 400
     assert client.json("POST", INFER, head + texts + b"more", headers)[0] in (400, 422)

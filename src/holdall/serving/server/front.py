@@ -13,6 +13,7 @@ from asyncio import AbstractEventLoop, Task
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
@@ -164,7 +165,7 @@ class Front:
     def _model_infer(self, request: Request, served: Served) -> None:
         found = self._infer.fullmatch(request.path)
         assert found is not None
-        if found[1] != self.name or found[2] not in (None, served.version):
+        if unquote(found[1]) != self.name or found[2] not in (None, served.version):
             return self._answer(request, refused(404, f"there is no such model or version: this is '{self.name}'"))
         inference = inference_protocol.read_request(request.body, request.headers, served.reader)
         encode = partial(inference.answer, self.name, served.version)

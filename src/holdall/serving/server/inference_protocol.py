@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Schema
+from holdall.serving.raw_rows import ValueRefusedError, number_of
 from holdall.serving.server.connection import Answer
 from holdall.serving.server.row_types import BodyError, Row, RowError, RowReader
 
@@ -107,7 +107,7 @@ def read_request(body: bytes | bytearray, headers: Mapping[bytes, bytes], reader
     view = memoryview(body)
     length = headers.get(HEADER_LENGTH)
     if length is not None:
-        if not length.isdigit() or int(length[:18]) > len(view):
+        if not length.isdigit() or len(length) > 18 or int(length) > len(view):
             raise BodyError(f"the header {HEADER_LENGTH.decode()} is no number of bytes of the body: correct it")
         view, rest = view[: int(length)], view[int(length) :]
     else:
@@ -217,6 +217,7 @@ def _column(tensor: Tensor, values: list[Any], reader: RowReader) -> list[Any]:
     width = shape[1] if len(shape) == 2 else 1
     if shape[0] * width != len(values):
         raise RowError(f"input '{tensor.name}' has {len(values):,} values, but its shape is {shape}: correct it")
+    reader.check_number(shape[0])
     if tensor.name in reader.bags:
         return [[value for value in values[row * width : (row + 1) * width] if value != ""] for row in range(shape[0])]
     if width != 1:
@@ -230,16 +231,11 @@ def _column(tensor: Tensor, values: list[Any], reader: RowReader) -> list[Any]:
 
 def _number(name: str, row: int, value: Any) -> float | None:
     """A value of a dense column; only text can say that it is missing."""
-    if value == "":
-        return None
     if isinstance(value, bool):
         raise RowError(f"input '{name}': value {row} is a boolean, and needs a number")
     try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise RowError(f"input '{name}': value {row} is no number") from None
-    if not abs(number) <= FLOAT32_MAX:
+        return number_of(value)
+    except ValueRefusedError:
         raise RowError(
             f"input '{name}': value {row} is no finite number of float32: give BYTES with \"\" where it is missing"
-        )
-    return number
+        ) from None
