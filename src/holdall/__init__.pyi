@@ -9,6 +9,7 @@ from holdall.data.batch import Batch as Batch
 from holdall.data.batch import Ids as Ids
 from holdall.data.dataset import DataSet as DataSet
 from holdall.data.encode import encode_rows as encode_rows
+from holdall.data.infer_schema import schema as schema
 from holdall.data.loader import Loader as Loader
 from holdall.data.prepare import PrepareConfig as PrepareConfig
 from holdall.data.prepare import prepare as prepare

@@ -1,10 +1,10 @@
-"""Commands on data: prepare, profile, order, inspect, doctor and demo."""
+"""Commands on data: schema, prepare, profile, order, inspect, doctor and demo."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from holdall.cli.options import FLAT, print_json, tyro
 from holdall.common.errors import ConfigError
@@ -33,6 +33,23 @@ def prepare(
     refuse_place(out, () if config is None else [config])
     run(sources, out, settings)
     show(inspect(out))
+
+
+def schema(
+    action: tyro.conf.Positional[Literal["infer"]],
+    source: tyro.conf.Positional[Path],
+    label: str | None = None,
+) -> None:
+    """Guess the TOML schema of a raw file, and print it with the reason of each guess.
+
+    Args:
+        action: What to do; infer a schema.
+        source: CSV, TSV or Parquet file, compressed or not.
+        label: Column of the label; guessed by name and values when absent.
+    """
+    from holdall.data.infer_schema import schema as run
+
+    print(run(source, label=label), end="")
 
 
 def profile(

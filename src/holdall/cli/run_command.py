@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile
+from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile, schema
 from holdall.cli.export_command import export
 from holdall.cli.options import tyro
 from holdall.cli.serve_command import serve
@@ -30,6 +30,7 @@ from holdall.training.config import TrainConfig
 MAX_NUMBER = 2**63 - 1
 
 COMMANDS: dict[str, Callable[..., None]] = {
+    "schema": schema,
     "prepare": prepare,
     "profile": profile,
     "order": order,
