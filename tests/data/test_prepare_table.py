@@ -40,6 +40,22 @@ def write_csv(path: Path, text: str, encoding: str = "utf-8") -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ('dense = ["price", "clicked"]', "dense column 'clicked'"),
+        ('categorical = ["user", { name = "c", column = "clicked" }]', "feature 'c'"),
+        ('dense = ["price"]\n[[bag]]\nname = "clicked"', "feature 'clicked'"),
+    ],
+)
+def test_the_label_as_an_input_is_refused(columns: str, name: str, tmp_path: Path) -> None:
+    raw = write_csv(tmp_path / "log.csv", "clicked,price,user\n1,2,a\n0,3,b\n")
+    told = f"column 'clicked' is the label and also {name}: a model would read its answer there; remove it from the"
+    with pytest.raises(ConfigError, match=told):
+        run(tmp_path, f'label = "clicked"\n{columns}\n', raw)
+    assert not (tmp_path / "out").exists()
+
+
 # --- CSV ------------------------------------------------------------------------------------------------------------
 
 

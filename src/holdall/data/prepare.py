@@ -138,6 +138,7 @@ def prepare_raw(
     out = Path(out)
     if raw.layout.label is None or raw.layout.label_optional:
         raise ConfigError("the layout has no label, or an optional one: rows to train on need one; name its column")
+    refuse_label_as_input(raw.layout)
     if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
     inputs = [*raw.files, *([] if config.schema is None else [config.schema])]
@@ -146,6 +147,17 @@ def prepare_raw(
         output_folder(out, DATA_SET, overwrite=config.overwrite, inputs=inputs) as folder,
     ):
         return build(folder, raw, config, report)
+
+
+def refuse_label_as_input(layout: Layout) -> None:
+    """Raise if the raw column of the label is also that of a dense column or feature."""
+    for kind, columns in (("dense column", layout.dense), ("feature", layout.features)):
+        for column in columns:
+            if column.column == layout.label:
+                raise ConfigError(
+                    f"column '{layout.label}' is the label and also {kind} '{column.name}': a model would read its "
+                    f"answer there; remove it from the {kind}s of the schema, or name another label"
+                )
 
 
 def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -> Schema:
