@@ -2,8 +2,8 @@
 nothing.
 
 It looks for labels that are all the same or whose rate differs between splits, dense values that are not finite or very
-large, ids outside their tables, constant features, and too little memory or disk for a plan, and predicts the time of
-an epoch.
+large, ids outside their tables, constant features, columns that give the label away, rows that are sorted, and too
+little memory or disk for a plan, and predicts the time of an epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
+from holdall.commands.row_checks import predictors, resemblances, sample_rows
 from holdall.common.console import make_console, styled, table
 from holdall.common.errors import HoldallError
 from holdall.common.memory import available_memory
@@ -32,6 +33,10 @@ Level = Literal["problem", "note", "fine"]
 BLOCK_ROWS = 1 << 17
 EXTREME = 1e4
 """Dense values beyond it make the first steps unstable; logarithms of counts stay below 50."""
+GIVES_LABEL = 0.99
+"""AUC of a column alone from which on a note is made."""
+SORTED = 0.1
+"""Excess of equal neighbours over chance from which on a note is made; rows in random order have 0.00 to 0.01."""
 MANY_UNSEEN = 0.2
 """Share of a split's lookups of the unseen row from which on a note is made."""
 
@@ -117,6 +122,8 @@ def doctor(data: str | Path, plan: str | Path | None = None, *, verify: bool = F
     _labels(found, facts)
     _dense_columns(found, schema, facts)
     _ids(found, schema, facts)
+    if "train" in facts and facts["train"].rows:
+        _rows(found, DataSet(folder, "train", check=False))
     if plan is not None:
         _plan(found, schema, Path(plan), folder)
     return found
@@ -173,9 +180,8 @@ def _dense_columns(found: Examination, schema: Schema, facts: dict[str, _SplitFa
             continue
         low, high = train.lowest[number], train.highest[number]
         if low == high:
-            found.add(
-                "note", f"dense column '{column.name}' is {low:g} everywhere", "leave it out: it has no information"
-            )
+            what = f"dense column '{column.name}' is {low:g} everywhere, which tells nothing"
+            found.add("note", what, _leave_out(schema, "dense"))
         elif max(abs(low), abs(high)) > EXTREME:
             what = f"dense column '{column.name}' reaches from {low:g} to {high:g}"
             found.add("note", what, "prepare with --dense log or --dense standard")
@@ -188,24 +194,65 @@ def _ids(found: Examination, schema: Schema, facts: dict[str, _SplitFacts]) -> N
         for split, fact in facts.items():
             if feature.name not in fact.ids:
                 if fact.rows:
-                    cure = "leave the feature out, or prepare again"
-                    found.add("problem", f"feature '{feature.name}' has no ids in split '{split}'", cure)
+                    what = f"feature '{feature.name}' has no ids in split '{split}'"
+                    found.add("problem", what, _leave_out(schema, feature.kind))
                 continue
-            lookups, lowest, highest, unseen = fact.ids[feature.name]
+            _, lowest, highest, _ = fact.ids[feature.name]
             if lowest < 0 or highest >= feature.num_rows:
                 what = f"feature '{feature.name}' has ids from {lowest} to {highest} in '{split}'"
                 cure = "the files are damaged: copy the folder again, or prepare again"
                 found.add("problem", f"{what}, and its table {feature.num_rows} rows", cure)
-            if split != "train" and unseen / lookups > MANY_UNSEEN:
-                found.add(
-                    "note",
-                    f"{unseen / lookups:.0%} of the ids of '{feature.name}' in '{split}' were never seen in training",
-                    "they share one row: hash them, or lower --rare-below",
-                )
+        _unseen(found, schema, facts, feature.name)
         if feature.num_rows <= 2:
-            what = f"feature '{feature.name}' has {feature.num_rows} rows with its unseen one"
-            found.add("note", what, "leave it out: it has next to no information")
+            what = f"feature '{feature.name}' has one value, which tells next to nothing"
+            found.add("note", what, _leave_out(schema, feature.kind))
     found.add("fine", f"{len(schema.features)} features with {sum(schema.cardinalities.values()):,} rows checked")
+
+
+def _unseen(found: Examination, schema: Schema, facts: dict[str, _SplitFacts], feature: str) -> None:
+    """A note if many ids of other splits have the unseen row, which only ids folded by --rare-below train."""
+    ids = {split: fact.ids[feature] for split, fact in facts.items() if feature in fact.ids}
+    shares = {split: unseen / lookups for split, (lookups, _, _, unseen) in ids.items() if split != "train"}
+    shown = " and ".join(f"{share:.0%} in '{split}'" for split, share in shares.items() if share > MANY_UNSEEN)
+    if not shown:
+        return
+    folded = schema.source.get("options", {}).get("rare_below", 1)
+    what = f"ids of '{feature}' that share its unseen row: {shown}"
+    if "train" not in ids or not ids["train"][3]:
+        what += "; no training row has it, so it stays as it was initialised"
+        found.add("note", what, "prepare with --rare-below 2, which trains it on the ids seen once")
+    elif folded > 2:
+        found.add("note", what, f"prepare with a --rare-below of less than {folded}, to keep more ids apart")
+    else:
+        found.add("fine", f"{what}; it is trained on rare ids")
+
+
+def _leave_out(schema: Schema, key: str) -> str:
+    """Cure for a column that should not be there."""
+    if schema.source.get("format") == "table":
+        return f"remove it from `{key}` in the file of --schema, and prepare again"
+    return "prepare with --format table and a --schema without it"
+
+
+def _rows(found: Examination, data: DataSet) -> None:
+    """Notes on columns that give the label away, and on sorted rows; from a sample of the training rows."""
+    schema, sample = data.schema, sample_rows(data)
+    keys = {feature.name: feature.kind for feature in schema.features}
+    for kind, name, auc in predictors(sample, schema):
+        if auc > GIVES_LABEL:
+            what = f"{kind} '{name}' predicts the label alone (AUC {auc:.4f}): is it known before the label is?"
+            found.add("note", what, f"if not, {_leave_out(schema, keys.get(name, 'dense'))}")
+    alike = sorted(resemblances(sample, schema), key=lambda column: -column.excess)
+    shown = [
+        f"'{column.column}' is equal in {column.neighbours:.0%} of neighbours ({column.chance:.0%} by chance)"
+        for column in alike
+        if column.excess > SORTED
+    ]
+    if shown:
+        cure = "train with --shuffle chunks (the default) or rows, not with blocks or none"
+        found.add("note", f"rows are sorted: {', '.join(shown[:3])}", cure)
+    else:
+        found.add("fine", "neighbouring rows do not resemble each other")
 
 
 def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
