@@ -94,8 +94,7 @@ class Work:
 
     def key(self, trial: Trial) -> str:
         """Name of a trial; that of the defaults has their values, so that changed ones are tried again."""
-        found = json.dumps([asdict(trial), *(self.defaults if trial.lr is None else [])], sort_keys=True)
-        return found
+        return json.dumps([asdict(trial), *(self.defaults if trial.lr is None else [])], sort_keys=True)
 
     def get(self, trial: Trial) -> dict[str, Any] | None:
         entry = self.done.get(self.key(trial))

@@ -134,7 +134,8 @@ def train(
         resume: Continue from the newest checkpoint in the run folder.
         overwrite: Replace an older run; it is removed when the new one has its first checkpoint.
     """
-    from holdall.commands.metrics import show_metrics, show_stages
+    from holdall.commands.metrics import show_stages
+    from holdall.commands.train_summary import show_training
     from holdall.common.output_folder import refuse_place
     from holdall.training.trainer import train as run
 
@@ -143,7 +144,7 @@ def train(
     result = run(data, out, settings, resume=resume, overwrite=overwrite)
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all ranks train, rank 0 prints
         return
-    show_metrics(f"trained {result['steps']:,} steps at {result['samples_per_second']:,.0f} samples/s", result["valid"])
+    show_training(result)
     if result.get("hot_share_of_inputs") == 1.0:
         print(
             "every input is fully hot within these bytes, so there were no cold batches and nothing was moved: "

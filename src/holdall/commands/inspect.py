@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from holdall import checkpoint
+from holdall.commands.train_summary import show_tables
 from holdall.common.console import make_console, styled, table
 from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
@@ -23,7 +24,7 @@ from holdall.serving.publish import describe_published, is_published
 from holdall.serving.render import describe, describe_delta, show_bundle, show_delta, show_published
 from holdall.tables.describe import describe_method
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
-from holdall.training.same_data import DATA_SET
+from holdall.training.same_data import DATA_SET, TABLE_SIZES
 from holdall.training.table_methods import stored_methods
 from holdall.training.tracking import RUN_FILE, RunRecord, read_metrics, read_run
 
@@ -90,6 +91,7 @@ def _run(path: Path) -> dict[str, Any]:
         "config": document["config"],
         "data_set": document.get(DATA_SET),
         "tables": _tables(path, document),
+        "table_sizes": document.get(TABLE_SIZES),
         "last": last,
         "checkpoint": saved.name if saved else None,
         "best": best.name if best else None,
@@ -157,7 +159,9 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
 def _show_run(found: dict[str, Any], console: Console) -> None:
     settings = {name: value for name, value in found["config"]["train"].items() if value is not None}
     console.print(", ".join(f"{name}={value}" for name, value in settings.items()), style="dim")
-    if found["tables"]:
+    if found["table_sizes"] is not None:
+        show_tables(found["table_sizes"], console)
+    elif found["tables"]:
         tables = table("table", "stored as")
         for name, words in found["tables"].items():
             tables.add_row(name, words)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
 
@@ -50,6 +52,22 @@ class SampleProgress:
             self._bar.update(self._task, completed=self.done, rate=rate, loss=self._loss)
         elif self._plain and monotonic() - self._line_time >= self.seconds:
             self._print_line()
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        elif self._plain:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context whose seconds do not count in the rate of the plain lines."""
+        started = monotonic()
+        try:
+            yield
+        finally:
+            self._line_time += monotonic() - started
 
     def _print_line(self) -> None:
         now = monotonic()

@@ -157,6 +157,10 @@ class NegativeSampling(Loader):
     def global_size(self, batch: int) -> int:
         return super().global_size(batch) * (1 + self.num_negatives)
 
+    @property
+    def num_samples(self) -> int:
+        return super().num_samples * (1 + self.num_negatives)
+
     def _order(self) -> dict[str, Any]:
         return {**super()._order(), "num_negatives": self.num_negatives}
 

@@ -30,9 +30,13 @@ class RunState(TypedDict):
     """Position of the loader."""
     loss: tuple[AnyFloat, Count]
     """Sum and number of the losses since the last row of metrics."""
+    samples: NotRequired[Count]
     best: AnyFloat | None
     evaluations_without_gain: Count
     last_evaluation: dict[str, AnyFloat | None]
+    last_step: NotRequired[Count | None]
+    best_step: NotRequired[Count | None]
+    best_evaluation: NotRequired[dict[str, AnyFloat | None]]
     run: NotRequired[str | None]
     """Fingerprint of the run."""
 

@@ -19,6 +19,8 @@ PLAN = "plan"
 """Key of run.json: the SHA-256 of the copy of the plan that was followed."""
 TABLES = "tables"
 """Key of run.json: the method of each table, unless all are dense in float32 or a plan has them."""
+TABLE_SIZES = "table_sizes"
+"""Key of run.json: rows, words for the method, and bytes of each table."""
 RUN = "run"
 """Key of a checkpoint's state: the fingerprint of its run."""
 

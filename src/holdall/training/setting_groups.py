@@ -210,6 +210,9 @@ class EvaluationSettings:
     """Steps between evaluations; at the end of each epoch when absent."""
     early_stopping: int | None = None
     """Stop after this many evaluations without a better --best-by, and keep the best model."""
+    keep_best: bool = field(default=True, metadata=MAY_CHANGE)
+    """Keep the model of the best evaluation, which evaluate and release then use; early stopping always does.
+    The strategy local keeps the last one, since its processes would have to merge their tables."""
     best_by: Literal["auto", "logloss", "auc", "ndcg", "hr"] = "auto"
     """Metric of the best model. auto: ndcg (NDCG@K) if the validation split has ranking cases, else logloss."""
     rank_at: int = 10
@@ -248,6 +251,9 @@ class DeviceSettings:
 
     device: str = field(default="auto", metadata=MAY_CHANGE | MAY_DIFFER_BY_RANK)
     """Device to train on: cpu, cuda, cuda:1, or auto for a GPU if there is one."""
+    threads: int | None = field(default=None, metadata=MAY_CHANGE | MAY_DIFFER_BY_RANK)
+    """Threads of operations on the CPU. When absent: those of OMP_NUM_THREADS, else the cores of this process, by its
+    affinity and its cgroup's quota."""
     precision: Literal["float32", "bf16"] = "float32"
     """Arithmetic of the MLPs and the interaction; --table-dtype is that of tables."""
     deterministic: bool = False
@@ -258,6 +264,9 @@ class DeviceSettings:
     """Replay steps as a CUDA graph instead of launching each kernel; auto: where a step can be captured."""
     compile: bool = False
     """Compile the dense part of the model with torch.compile."""
+
+    def __post_init__(self) -> None:
+        refuse_below(1, self, "threads")
 
 
 def refuse_with_plan(settings: object, name: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.distributed.processes import Processes
+from holdall.embedding.bags import EmbeddingBags
 from holdall.planning.inputs import table_usage
 from holdall.tables import Dense, Method, method_from_json
 from holdall.tables.describe import describe_method
@@ -68,6 +69,20 @@ def stored_methods(run: Path, document: RunRecord) -> Methods | None:
         return {name: method_from_json(method) for name, method in tables.items()}
     except ConfigError as error:
         raise DataError(f"{run / RUN_FILE} has a table by no known method ({error}): restore it from a copy") from error
+
+
+def table_sizes(bags: EmbeddingBags, methods: Methods | None) -> dict[str, dict[str, Any]]:
+    """Rows, words for the method, and bytes of each table, stored and dense in float32."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys(bags.features.values()):
+        table = bags.table(name)
+        found[name] = {
+            "rows": table.num_rows,
+            "stored_as": describe_method((methods or {}).get(name, Dense()), table.num_rows),
+            "bytes": sum(tensor.nbytes for tensor in (*table.parameters(), *table.buffers())),
+            "dense_bytes": 4 * table.num_rows * table.dim,
+        }
+    return found
 
 
 def describe_tables(methods: Methods | None, num_rows: Mapping[str, int]) -> str | None:

@@ -137,6 +137,8 @@ class RunRecord(TypedDict):
     plan: NotRequired[str | None]
     tables: NotRequired[dict[str, dict[str, Any]]]
     """Method of each table, where a run of this version has other than dense float32 tables and no plan."""
+    table_sizes: NotRequired[dict[str, dict[str, Any]]]
+    """Rows, method and bytes of each table; absent in runs of earlier versions."""
     resumed: NotRequired[list[dict[str, Any]]]
 
 

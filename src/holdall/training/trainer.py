@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
@@ -17,6 +16,7 @@ from holdall import checkpoint
 from holdall.common.device import pick_device
 from holdall.common.errors import NonFiniteLossError
 from holdall.common.progress import SampleProgress
+from holdall.common.threads import torch_threads
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
@@ -34,8 +34,10 @@ from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_
 from holdall.training.resume_check import refuse_other_settings, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
+from holdall.training.run_times import RunTimes
 from holdall.training.same_data import (
     RUN,
+    TABLE_SIZES,
     TABLES,
     refuse_other_data,
     refuse_other_parts,
@@ -46,7 +48,7 @@ from holdall.training.start import agree_on_run, check_inputs, inputs_of, open_r
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
-from holdall.training.table_methods import choose_methods, describe_tables, methods_to_json
+from holdall.training.table_methods import choose_methods, describe_tables, methods_to_json, table_sizes
 from holdall.training.tracking import BAD_BATCH_FILE, RUN_FILE, read_run, save_batch
 from holdall.training.validation import Validation
 
@@ -95,11 +97,12 @@ def train(
                     check_inputs=lambda: check_inputs(Path(data), config),
                 ) as rank_log,
                 kernel_path(config.device.kernels),
+                torch_threads(config.device.threads) as threads,
             ):
                 trainer = Trainer(
                     Path(data), out, config, resume=resume, quiet=quiet, processes=processes, rank_log=rank_log
                 )
-                return trainer.run(interrupt)
+                return {**trainer.run(interrupt), "threads": threads}
     finally:
         if config.device.deterministic:
             torch.use_deterministic_algorithms(False)
@@ -137,13 +140,15 @@ class Trainer:
         refuse_frozen_tables(methods)
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
-        self.validation = Validation(data, self.schema, config.evaluation)
+        keeps_best = config.evaluation.keep_best and not config.placement.kind.merges_tables
+        self.validation = Validation(data, self.schema, config.evaluation, keeps_best=keeps_best)
         torch.manual_seed(config.seed)
         self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes, methods)
         self.model, self.loader = self.strategy.model, self.strategy.loader
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.peak_bytes = count_table_bytes(self.model, self.optimizers.config.kind)
+        self.table_sizes = table_sizes(self.model.bags, methods)
         self.strategy.attach(self.optimizers)
         self._say(self.strategy.describe())
         self._say(describe_tables(methods, config.model.model_config().table_rows(self.schema)))
@@ -151,6 +156,7 @@ class Trainer:
         self.steps = TrainStep(config, self.strategy, self.optimizers, self._refuse_batch)
         self.checkpoints = RunCheckpoints(out, config.checkpoint, self.strategy, self.optimizers)
         self._interrupt = Interrupt()
+        self.progress = SampleProgress(0, quiet=True)
         self.step = 0
         self.epoch = 0
         self.batch_in_epoch = 0
@@ -158,6 +164,11 @@ class Trainer:
         """Losses since the last row of the log."""
         self._rows: list[tuple[int, str, dict[str, Any]]] = []
         """Rows of the log that wait for the check of the data files: step, split and values."""
+        self.samples = 0
+        """Samples trained on, by all processes."""
+        self.times = RunTimes()
+        self._logged_at = self._logged_samples = 0.0
+        """Seconds of training, and samples, at the last row of the log."""
         self._steady_seconds: float | None = None
         """Seconds a step between the last two rows of the log: without start-up, evaluations and checkpoints."""
         self.fingerprint: str | None = None
@@ -166,7 +177,7 @@ class Trainer:
         if rank_log is not None:
             rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
         resumed_at = self.step if resumed else None
-        found: dict[str, Any] = {"peak_bytes": self.peak_bytes.to_json()}
+        found: dict[str, Any] = {"peak_bytes": self.peak_bytes.to_json(), TABLE_SIZES: self.table_sizes}
         if methods is not None and self.plan is None:
             found[TABLES] = methods_to_json(methods)
         self.log = open_run_log(out, data, self.schema, config, processes, found, resumed_at)
@@ -178,37 +189,46 @@ class Trainer:
     def run(self, interrupt: Interrupt | None = None) -> dict[str, Any]:
         """Train to the last step, or until early stopping; returns results and statistics of the run."""
         self._interrupt = self._interrupt if interrupt is None else interrupt
-        self._logged_at = started = time.perf_counter()
-        first_step = self.step
-        total = self.num_steps * self.config.batch_size
-        done = self.step * self.config.batch_size
-        stopped_early = False
+        self.times, self._logged_at, self._logged_samples = RunTimes(), 0.0, self.samples
+        first_step, first_sample = self.step, self.samples
+        stopped_early = self.validation.should_stop  # a resumed run may have stopped before
         with (
             self.checkpoints.saver,
             self.log or nullcontext(),
             closing(self.strategy),
             self.data_check.explained(),
-            SampleProgress(total, done=done, quiet=self.quiet) as progress,
+            SampleProgress(self._expected_samples(), done=self.samples, quiet=self.quiet) as self.progress,
         ):
+            self._keep_resumed_best()
             while self.step < self.num_steps and not stopped_early:
                 for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
-                    stopped_early = self._run_segment(segment, progress)
+                    stopped_early = self._run_segment(segment)
                     if self.step >= self.num_steps or stopped_early:
                         break
-            self.save()
-        seconds, graph = time.perf_counter() - started, self.steps.graph
+            if self.step > first_step or self.checkpoints.full_step != self.step:
+                self.save()
+        graph, seconds = self.steps.graph, max(self.times.training, 1e-9)
         return {
             "steps": self.step,
-            "samples_per_second": (self.step - first_step) * self.config.batch_size / max(seconds, 1e-9),
-            "seconds": seconds,
+            "samples": self.samples,
+            "trained_steps": self.step - first_step,
+            "samples_per_second": (self.samples - first_sample) / seconds,
+            **self.times.to_json(),
             "stopped_early": stopped_early,
-            "valid": self.validation.last or None,
+            **self.validation.summary(),
             "table_bytes": self.model.bags.num_bytes(),
+            "tables": self.table_sizes,
             "peak_bytes": self.peak_bytes.to_json(),
             **self.strategy.measures(),
             **self._compare_with_plan(seconds / max(1, self.step - first_step)),
             **({} if graph is None else {"cuda_graph": graph.why_not or f"{graph.replays} steps"}),
         }
+
+    def _expected_samples(self) -> int:
+        """Samples of the whole run, over all processes."""
+        epochs, rest = divmod(self.num_steps, self.loader.num_batches)
+        num_samples = self.loader.num_samples
+        return epochs * num_samples + min(rest * self.config.batch_size, num_samples)
 
     def _compare_with_plan(self, step_seconds: float) -> dict[str, Any]:
         """Predicted and measured seconds by stage, if the run followed a plan."""
@@ -218,14 +238,15 @@ class Trainer:
         measured = self.strategy.stages.means()
         return {"stages": compare_with_plan(self.plan, measured, self._steady_seconds or step_seconds, folder)}
 
-    def _run_segment(self, segment: Segment, progress: SampleProgress) -> bool:
+    def _run_segment(self, segment: Segment) -> bool:
         """Train on the batches of a segment; whether to stop early."""
         segment = replace(segment, batches=self.strategy.stages.drawn(segment.batches))
         with closing(self.strategy.on_device(segment, self.step)) as on_device:
             for number, (batch, moved) in enumerate(on_device, start=1):
                 size = self._global_size(batch)
                 loss = self.train_step(batch, moved)
-                progress.update(size, loss)
+                self.samples += size
+                self.progress.update(size, loss)
                 stopped_early = self._after_step(loss, segment.report_loss if number == segment.num_batches else None)
                 if self.steps.stop_requested if self.processes.world_size > 1 else self._interrupt:
                     self.save()
@@ -268,7 +289,7 @@ class Trainer:
             every = self.config.evaluation.evaluate_every
             due = end_of_epoch if every is None else self.step % every == 0
             if due or last or report_loss is not None:
-                stop = self._evaluate()
+                stop = self._evaluate(may_keep=due or last)
             if report_loss is not None:
                 report_loss(self.validation.last["logloss"])
         if not last:
@@ -278,16 +299,26 @@ class Trainer:
     def _read_losses(self) -> None:
         self.loss_sum += self.steps.read_losses()
 
-    def _evaluate(self) -> bool:
-        """Evaluate on the validation split; whether to stop early."""
+    def _evaluate(self, *, may_keep: bool) -> bool:
+        """Evaluate on the validation split; whether to stop early. `may_keep`: this may be the best model."""
         self._read_losses()
-        with self.strategy.evaluation() as share:
+        with self.times.apart("evaluation"), self.progress.paused(), self.strategy.evaluation() as share:
             metrics = self.validation.measure(self.model, share)
         metrics = self.processes.on_rank_zero(lambda: metrics)  # all ranks decide by the same bits
         self._write("valid", epoch=self.epoch, **metrics)
-        if self.validation.record(metrics):
+        replaces_best = self.validation.has_best
+        is_best = self.validation.record(metrics, self.step, may_keep=may_keep)
+        self.progress.say(f"step {self.step:,}: {self.validation.describe_last()}")
+        if is_best and (replaces_best or self.step < self.num_steps):  # else the last checkpoint is the best one, too
             self.save(BEST, keep=1, waits=False)
         return self.validation.should_stop
+
+    def _keep_resumed_best(self) -> None:
+        """Keep the model of a resumed run as the best, if it is, and goes on from there."""
+        if self.step == self.validation.best_step and self.step < self.num_steps:
+            kept = self.processes.on_rank_zero(lambda: checkpoint.newest(self.out / BEST) is not None)
+            if not kept:
+                self.save(BEST, keep=1)
 
     def _refuse_batch(self, batch: Batch, loss: float, place: str, done: str) -> None:
         """Save a batch whose loss is not finite, and raise."""
@@ -305,17 +336,19 @@ class Trainer:
     def _log_training(self) -> None:
         """Write a row for the steps since the last one."""
         measures: dict[str, Any] = {**self.strategy.measures()}
+        seconds = max(self.times.training - self._logged_at, 1e-9)
         self._write(
             "train",
             epoch=self.epoch,
-            samples=self.step * self.config.batch_size,
+            samples=self.samples,
             loss=self.loss_sum / self.loss_count,
             lr=self.config.optimizer.lr * self.steps.schedule.factor(self.step - 1),
-            samples_per_second=self.loss_count * self.config.batch_size / (time.perf_counter() - self._logged_at),
+            samples_per_second=(self.samples - self._logged_samples) / seconds,
             **measures,
         )
-        self._steady_seconds = (time.perf_counter() - self._logged_at) / self.loss_count
-        self.loss_sum, self.loss_count, self._logged_at = 0.0, 0, time.perf_counter()
+        self._steady_seconds = seconds / self.loss_count
+        self.loss_sum, self.loss_count = 0.0, 0
+        self._logged_at, self._logged_samples = self.times.training, self.samples
 
     def _write(self, split: str, **values: Any) -> None:
         """Write a row to the log of the run, which rank 0 has, and its loss to the log of each rank.
@@ -353,7 +386,9 @@ class Trainer:
     def save(self, folder: str = CHECKPOINTS, keep: int | None = None, *, waits: bool = True) -> Path:
         """Write a checkpoint of this step; without `waits`, it may be complete some steps later."""
         keep = keep or self.config.checkpoint.keep
-        path = self.checkpoints.save(self.step, self._state(), folder, keep, waits=waits)
+        state = self._state()
+        with self.times.apart("saving"), self.progress.paused():
+            path = self.checkpoints.save(self.step, state, folder, keep, waits=waits)
         if self.processes.rank == 0:
             RunFolder(self.out).remove_replaced()
         return path
@@ -362,7 +397,9 @@ class Trainer:
         """Write a checkpoint of hot rows and the dense part; a full one, if there is none to lay it over."""
         if self.checkpoints.full_step is None:
             return self.save(waits=False)
-        return self.checkpoints.save_hot(self.step, self._state())
+        state = self._state()
+        with self.times.apart("saving"), self.progress.paused():
+            return self.checkpoints.save_hot(self.step, state)
 
     def _state(self) -> dict[str, Any]:
         """State for a checkpoint besides its tensors, as JSON. Waits until the data files have been checked."""
@@ -373,6 +410,7 @@ class Trainer:
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
             "loss": [self.loss_sum, self.loss_count],
+            "samples": self.samples,
             **({} if self.fingerprint is None else {RUN: self.fingerprint}),
             **self.validation.state(),
         }
@@ -390,6 +428,7 @@ class Trainer:
         self.step = self.optimizers.step_count = state["step"]
         self.epoch, self.batch_in_epoch = position.epoch, position.batch
         self.loss_sum, self.loss_count = state["loss"]
+        self.samples = state.get("samples", position.epoch * self.loader.num_samples + position.sample)
         self.validation.load_state(state)
 
     def _resume(self, data: Path, resume: bool) -> bool:

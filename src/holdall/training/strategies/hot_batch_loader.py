@@ -141,6 +141,11 @@ class HotBatchLoader:
         """Batches an epoch."""
         return self.num_batches_of("cold") + self.num_batches_of("hot")
 
+    @property
+    def num_samples(self) -> int:
+        """Samples an epoch, over all ranks."""
+        return len(self.data)
+
     def global_size(self, batch: int) -> int:
         """Samples of batch number `batch` of the current epoch, over all ranks; its cycle must have been decided."""
         number: dict[Kind, int] = {"hot": 0, "cold": 0}
