@@ -46,7 +46,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[st
 
 def test_an_implicit_set_is_ranked_from_the_raw_file_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, run = films(tmp_path), tmp_path / "run"
-    flags = ["--epochs", "3", "--batch-size", "100", "--optimizer", "adam", "--lr", "0.05", "--device", "cpu"]
+    flags = ["--epochs", "6", "--batch-size", "100", "--optimizer", "adam", "--lr", "0.05", "--device", "cpu"]
     main(["train", str(data), "--out", str(run), "--model", "gmf", *flags])
     assert "ndcg@10" in capsys.readouterr().out
     found = evaluated(capsys, run)
