@@ -49,6 +49,9 @@ from holdall.serving.bundle import open_bundle
 from holdall.serving.publish import publish
 
 NAMES = {JSON: "JSON", ARROW: "Arrow"}
+MIN_REQUESTS = 300
+"""Requests of a spell, so that its p99 is not that of one request."""
+MAX_SPELL_SECONDS = 8.0
 
 
 class Bench:
@@ -86,7 +89,8 @@ class Bench:
         low, high, best = 0.0, 1.2 * capacity, None
         rate = 0.75 * capacity
         for _ in range(self.options.steps):
-            found = self.spell(server, num_rows, kind, rate, seconds)
+            enough = min(MAX_SPELL_SECONDS, MIN_REQUESTS / rate)
+            found = self.spell(server, num_rows, kind, rate, max(seconds, enough))
             if found.passes(self.options.p99_ms / 1e3):
                 low, best = rate, found
             else:
@@ -270,14 +274,13 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         rows = bench.measure(sides)
         print_table(f"Rows per second at a p99 below {options.p99_ms:g} ms", rows)
-        if not all(row["rows/s"] for row in rows):
-            raise SystemExit("a side never kept the limit of the p99: the machine is busy, or --p99-ms is too low")
+        if not all(row["rows/s"] for row in rows if row["side"].startswith("ours")):
+            raise SystemExit("ours never kept the limit of the p99: the machine is busy, or --p99-ms is too low")
         best = {(row["side"], row["format"], row["rows a request"]): row for row in rows}
         ratios = compare(best)
         print_table("Ours, dense, over the others", ratios)
-        names = {kind: name for name, kind in NAMES.items()} and NAMES
         rates = {
-            (kind, n): best["ours, banded", names[kind], n]["requests/s"] for kind in (JSON, ARROW) for n in (1, 270)
+            (kind, n): best["ours, banded", name, n]["requests/s"] for kind, name in NAMES.items() for n in (1, 270)
         }
         overloads = bench.overload(ours("ours, banded", banded), rates)
         print_table(f"Twice that load for {options.overload_seconds:.0f} s", overloads)
@@ -309,7 +312,7 @@ def compare(best: dict[tuple[str, str, int], dict[str, Any]]) -> list[dict[str, 
                 for own in ("dense", "banded"):
                     other = best.get((side, kind, num_rows)) or best[side, "JSON", num_rows]
                     mine = best[f"ours, {own}", kind, num_rows]["rows/s"]
-                    row[f"{own}, {kind}"] = mine / other["rows/s"] if other["rows/s"] else math.nan
+                    row[f"{own}, {kind}"] = mine / other["rows/s"] if other["rows/s"] else None
             found.append(row)
     return found
 
