@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,11 @@ def set_up(folder: Path, *, data: bool) -> None:
 def run(command: str) -> None:
     """A `holdall` command, in this process, with a small model; rates of the machine are not measured."""
     words = [HERE.get(word, word) for word in shlex.split(command)[1:]]
+    if ">" in words:
+        end = words.index(">")
+        with Path(words[end + 1]).open("w", encoding="utf-8") as file, redirect_stdout(file):
+            main(words[:end])
+        return
     if words[0] == "hardware":
         return
     if words[0] == "plan" and "--hardware" not in words:

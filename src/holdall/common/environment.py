@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from holdall import __version__
+
 PACKAGES = ("torch", "numpy", "polars", "pyarrow", "safetensors", "triton")
 GIB = 1 << 30
 
@@ -27,8 +29,8 @@ def environment() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, Holdall and the packages that numbers depend on; those not installed are left out."""
-    found = {"python": platform.python_version()}
-    for package in ("holdall", *PACKAGES):
+    found = {"python": platform.python_version(), "holdall": __version__}
+    for package in PACKAGES:
         version = _installed(package)
         if version is not None:
             found[package] = version
