@@ -2,6 +2,8 @@
 
 from holdall.commands.demo import demo as demo
 from holdall.commands.doctor import doctor as doctor
+from holdall.commands.fit import FittedModel as FittedModel
+from holdall.commands.fit import fit as fit
 from holdall.commands.inspect import inspect as inspect
 from holdall.commands.simulate import simulate as simulate
 from holdall.common.errors import HoldallError as HoldallError

@@ -135,4 +135,10 @@ def test_what_cannot_be_guessed_is_an_error(tmp_path: Path) -> None:
 def test_the_command_prints_the_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rentals().write_csv(tmp_path / "rentals.csv")
     main(["schema", "infer", str(tmp_path / "rentals.csv")])
-    assert capsys.readouterr().out == schema(tmp_path / "rentals.csv")
+    printed = capsys.readouterr().out
+    assert printed == schema(tmp_path / "rentals.csv")
+    main(["schema", "infer", str(tmp_path / "rentals.csv"), "--out", str(tmp_path / "schema.toml")])
+    assert (tmp_path / "schema.toml").read_text(encoding="utf-8") == printed
+    with pytest.raises(SystemExit):
+        main(["schema", "infer", str(tmp_path / "rentals.csv"), "--out", str(tmp_path / "schema.toml")])
+    assert "schema.toml exists: name another file" in capsys.readouterr().err

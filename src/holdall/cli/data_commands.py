@@ -39,6 +39,7 @@ def schema(
     action: tyro.conf.Positional[Literal["infer"]],
     source: tyro.conf.Positional[Path],
     label: str | None = None,
+    out: Path | None = None,
 ) -> None:
     """Guess the TOML schema of a raw file, and print it with the reason of each guess.
 
@@ -46,10 +47,17 @@ def schema(
         action: What to do; infer a schema.
         source: CSV, TSV or Parquet file, compressed or not.
         label: Column of the label; guessed by name and values when absent.
+        out: File to write, which must not exist; the schema is printed when absent.
     """
     from holdall.data.infer_schema import schema as run
 
-    print(run(source, label=label), end="")
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists: name another file, or remove it")
+    made = run(source, label=label)
+    if out is None:
+        print(made, end="")
+    else:
+        out.write_text(made, encoding="utf-8")
 
 
 def profile(

@@ -101,7 +101,7 @@ class Encoder:
                 rows = np.repeat(np.arange(table.num_rows), lengths)
                 bags.append(Ragged(self._ids(feature, texts, rows), offsets_of(lengths)))
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
-        columns = Columns(label=self._label(table), dense=dense, ids=ids, bags=tuple(bags))
+        columns = Columns(label=self.labels(table), dense=dense, ids=ids, bags=tuple(bags))
         return columns.batch([feature.one_hot for feature in self.schema.features])
 
     def ids(self, feature: str, values: pa.Array | pa.ChunkedArray) -> Array:
@@ -166,7 +166,8 @@ class Encoder:
             )
         return id_map.apply(texts, distinct=distinct)
 
-    def _label(self, table: pa.Table) -> Array:
+    def labels(self, table: pa.Table) -> Array:
+        """[R] labels 0 and 1 of raw rows; 0 without the label column."""
         if self.schema.label not in table.column_names:
             return np.zeros(table.num_rows, dtype=np.uint8)
         given = table[self.schema.label]

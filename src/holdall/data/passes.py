@@ -65,8 +65,10 @@ class FirstPass:
         self.num_rows = 0
         """Rows read so far, refused ones counted."""
 
-    def run(self, sources: Sequence[Path], bad_rows: BadRows, progress: Progress) -> None:
-        total = sum(source.stat().st_size for source in sources)
+    def run(
+        self, sources: Sequence[Path], bad_rows: BadRows, progress: Progress, size_of: Callable[[Path], int]
+    ) -> None:
+        total = sum(map(size_of, sources))
         done = 0
         for source in sources:
             first_row = self.num_rows
@@ -79,7 +81,7 @@ class FirstPass:
                     self._take(rows, splits)
                     self.num_rows += rows.num_rows
                     progress("read", done + rows.position, total)
-            done += source.stat().st_size
+            done += size_of(source)
         for spill in self.spills:
             spill.finish()
 

@@ -9,7 +9,7 @@ is complete; a killed run leaves `<out>.partial`, which the next run removes (`c
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.output_folder import output_folder
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
+from holdall.data.formats.frame import Entries, is_frame, open_frame
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import parse_positive
 from holdall.data.id_map import reserve_id_maps
@@ -117,16 +118,31 @@ DEFAULTS = PrepareConfig()
 
 
 def prepare(
-    sources: Sequence[str | Path],
+    sources: Sequence[str | Path] | Any,
     out: str | Path,
     config: PrepareConfig = DEFAULTS,
     progress: Progress | None = None,
+    *,
+    label: str | Mapping[str, Any] | None = None,
+    categorical: Entries | None = None,
+    dense: Entries | None = None,
+    bag: Entries | None = None,
+    sequence: Entries | None = None,
 ) -> Schema:
-    """Prepare the raw files `sources` (names or patterns) as the data set folder `out`.
+    """Prepare the raw files `sources` (names or patterns), or a pandas, polars or Arrow frame, as the folder `out`.
 
-    `progress` is called as (stage, done, total); without it a progress bar shows when stderr is a terminal.
+    A frame needs the name of its label, or `{"column": "stars", "positive": ">= 4"}`, and those of its columns, by
+    name or with further keys as in a TOML schema. Columns of lists are bags. Without any name but the label's, columns
+    are guessed as `holdall schema infer` does. `progress` is called as (stage, done, total); without it a progress bar
+    shows when stderr is a terminal.
     """
     import_polars()
+    columns = {"categorical": categorical, "dense": dense, "bag": bag, "sequence": sequence}
+    if is_frame(sources):
+        return prepare_raw(open_frame(sources, config, label, columns), out, config, progress)
+    named = next((name for name, value in {"label": label, **columns}.items() if value is not None), None)
+    if named is not None:
+        raise ConfigError(f"{named} goes with a frame: name the columns of files in a TOML schema")
     raw = replace(FORMATS[config.format](sources, Path(out), config), format=config.format)
     return prepare_raw(raw, out, config, progress)
 
@@ -141,7 +157,7 @@ def prepare_raw(
     refuse_label_as_input(raw.layout)
     if config.test_from_last_file and len(raw.files) < 2:
         raise ConfigError("--test-from-last-file needs two source files or more: the last one is not trained on")
-    inputs = [*raw.files, *([] if config.schema is None else [config.schema])]
+    inputs = [*(raw.files if raw.num_bytes is None else []), *([] if config.schema is None else [config.schema])]
     with (
         progress_bar(progress) as report,
         output_folder(out, DATA_SET, overwrite=config.overwrite, inputs=inputs) as folder,
@@ -169,7 +185,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
     spill = folder / "spill"
     first = FirstPass(layout, rule, spill, config.rows_per_file, raw.read)
     with BadRows(folder / BAD_ROWS_FILE, config.bad_rows or raw.bad_rows) as bad_rows:
-        first.run(files, bad_rows, report)
+        first.run(files, bad_rows, report, raw.size_of)
     if not first.spills[0].files:
         raise DataError(
             f"no rows to train on: {first.num_rows:,} rows were read from {len(files)} files, {bad_rows.count:,} of "
@@ -215,9 +231,10 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
     layout = raw.layout
     options = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(config).items()}
     options["valid"] = config.valid_fraction
+    options["format"] = raw.format or config.format
     return {
-        "format": config.format,
-        "files": [{"name": str(file), "bytes": file.stat().st_size} for file in raw.files],
+        "format": options["format"],
+        "files": [{"name": str(file), "bytes": raw.size_of(file)} for file in raw.files],
         "rows": rows,
         "bad_rows": bad_rows,
         "counts": dict(raw.counts),

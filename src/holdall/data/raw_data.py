@@ -45,6 +45,12 @@ class RawData:
     """Default for lines that cannot be read."""
     format: str | None = None
     """Name of the format; None for a reader of your own."""
+    num_bytes: int | None = None
+    """Bytes of rows in memory, which have no file: the one of `files` is what errors call them."""
+
+    def size_of(self, file: Path) -> int:
+        """Bytes of one of the files."""
+        return file.stat().st_size if self.num_bytes is None else self.num_bytes
 
 
 def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:

@@ -21,6 +21,7 @@ from torch import Tensor
 from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.batch import Batch
+from holdall.data.encode import Encoder
 from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
 from holdall.models import DLRM, Model
@@ -102,6 +103,11 @@ class Scorer:
     def num_unseen(self) -> dict[str, int]:
         """Lookups so far that became a feature's unseen row, by feature."""
         return dict(self._rows.num_unseen)
+
+    @property
+    def encoder(self) -> Encoder:
+        """Encoder of the columns of an Arrow table."""
+        return self._rows.columns
 
     # --- scores --------------------------------------------------------------------------------------------------
 
