@@ -175,7 +175,7 @@ def test_ranking_is_scoring_with_the_user_s_values(scorer: holdall.Scorer, bag_d
     np.testing.assert_allclose(scorer.rank({}, rows), scorer.score(rows), rtol=0, atol=1e-6)
     table = pa.Table.from_pylist(items)
     np.testing.assert_allclose(scorer.rank(user, table), expected, rtol=0, atol=1e-6)
-    with pytest.raises(DataError, match=f"the user's values: row 0: feature '{first}' is the number 1.5"):
+    with pytest.raises(DataError, match=f"the user's values: row 0: feature '{first}' is 1.5, which is not"):
         scorer.rank({first: 1.5}, items)
     with pytest.raises(DataError, match="the user has every column"):
         scorer.rank(rows[0], [{}])
