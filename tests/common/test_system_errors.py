@@ -20,6 +20,13 @@ def test_every_error_names_its_file_and_the_cure(number: int) -> None:
     assert explained(OSError(number, os.strerror(number)), "out") == f"out: {CURES[number]}"
 
 
+def test_a_full_disk_is_that_of_the_copy() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "source", None, "copy")
+    assert explained(full, "out") == f"copy: {CURES[errno.ENOSPC]}"
+    absent = OSError(errno.ENOENT, os.strerror(errno.ENOENT), "source", None, "copy")
+    assert explained(absent, "out") == f"source: {CURES[errno.ENOENT]}"
+
+
 def test_errors_without_a_cure_keep_the_words_of_the_system() -> None:
     assert explained(OSError(errno.ENXIO, "No such device", b"x"), "out") == (
         "x: No such device; check the path and the disk"

@@ -30,6 +30,7 @@ CURES = {
     errno.EIO: "the disk cannot read or write it; check the disk, and copy the file again",
     errno.ENOMEM: "there is not enough memory; use smaller sizes, or a machine with more",
 }
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 OUT_OF_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|bad_alloc|calculation overflowed")
 
 
@@ -51,7 +52,10 @@ def explained(error: BaseException, place: str) -> str | None:
 
 
 def _about_file(error: OSError, place: str) -> str:
-    name = place if error.filename is None else _readable(os.fsdecode(error.filename))
+    path = error.filename
+    if error.errno in FULL and error.filename2 is not None:  # of a copy, the file that was written
+        path = error.filename2
+    name = place if path is None else _readable(os.fsdecode(path))
     return f"{name}: {CURES.get(error.errno or 0) or f'{_first_line(error)}; check the path and the disk'}"
 
 
