@@ -220,7 +220,7 @@ def _unseen(found: Examination, schema: Schema, facts: dict[str, _SplitFacts], f
     what = f"ids of '{feature}' that share its unseen row: {shown}"
     if "train" not in ids or not ids["train"][3]:
         what += "; no training row has it, so it stays as it was initialised"
-        found.add("note", what, "prepare with --rare-below 2, which trains it on the ids seen once")
+        found.add("note", what, "prepare with --rare-below 2, which trains it on the ids seen once, and compare")
     elif folded > 2:
         found.add("note", what, f"prepare with a --rare-below of less than {folded}, to keep more ids apart")
     else:
