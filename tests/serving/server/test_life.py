@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -29,7 +30,7 @@ from holdall.serving.server.request_log import RequestLog
 from holdall.serving.server.run import Server
 from holdall.serving.server.served import Served
 from holdall.serving.server.settings import ServerConfig, read_token
-from holdall.serving.server.source import FixedSource
+from holdall.serving.server.source import FixedSource, PublishedSource
 from tests.serving.server.running import Client, made_bundle, running
 from tests.serving.server.test_connection import post, statuses
 
@@ -187,6 +188,28 @@ def test_a_published_folder_is_followed(data: Path, bundle: Path, tmp_path: Path
         wait_for(client, 'holdall_swaps_total{outcome="refused"}')
         assert client.json("GET", "/v2/health/ready")[0] == 200
         client.http.close()
+
+
+def test_a_model_that_arrives_late_is_tried_again(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("holdall.serving.server.source.time", SimpleNamespace(monotonic=lambda: now[0]))
+    name = publish(bundle, tmp_path / "served").target.bundle
+    tables, later = tmp_path / "served" / name / "tables.safetensors", tmp_path / "later"
+    tables.rename(later)
+    source = PublishedSource(tmp_path / "served")
+    for seconds in (0, 11, 21):
+        now[0] += seconds
+        with pytest.raises(DataError, match=r"tables\.safetensors is missing"):
+            source.poll()
+        assert source.poll() is None
+    later.rename(tables)
+    assert source.poll() is None
+    now[0] += 41
+    assert source.poll() is not None
+    now[0] += 1e6
+    assert source.poll() is None
 
 
 def test_a_token_guards_all_but_health(bundle: Path, row: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +19,8 @@ from holdall.serving.scorer import Scorer, load
 
 log = logging.getLogger("holdall.server")
 BACKGROUND_NICENESS = 10
+FIRST_RETRY_SECONDS = 10.0
+"""Seconds until a model that was refused is tried again for the first time."""
 
 
 class Source(Protocol):
@@ -25,7 +29,7 @@ class Source(Protocol):
     def poll(self) -> Scorer | None:
         """A scorer to serve from now on; None if it is the one that was given last.
 
-        Raises a `HoldallError`, once, if there is a newer one that cannot be served.
+        Raises a `HoldallError` if there is a newer one that cannot be served, and not again at every poll.
         """
 
 
@@ -41,18 +45,28 @@ class FixedSource:
 
 
 class PublishedSource:
-    """Published folder, of which the current model is served."""
+    """Published folder, of which the current model is served.
+
+    One that is refused is tried again, after twice as long each time: its files may still be on their way.
+    """
 
     def __init__(self, folder: Path):
         self._published = Published(folder)
         self._last: str | None = None
+        """Fingerprint of the model that was given or refused last."""
+        self._wait = self._next_try = 0.0
 
     def poll(self) -> Scorer | None:
         target = self._published.current()
-        if target.fingerprint == self._last:
+        if target.fingerprint != self._last:
+            self._wait, self._next_try = FIRST_RETRY_SECONDS, 0.0
+        elif time.monotonic() < self._next_try:
             return None
-        self._last = target.fingerprint  # also if it is refused: once is enough to say so
-        return self._published.load(target)
+        self._last, self._next_try = target.fingerprint, time.monotonic() + self._wait
+        self._wait *= 2
+        scorer = self._published.load(target)
+        self._next_try = math.inf
+        return scorer
 
 
 def source_of(path: Path) -> Source:
