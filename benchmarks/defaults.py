@@ -86,7 +86,7 @@ class Work:
     def __init__(self, folder: Path, defaults: TrainConfig):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.file = folder, folder / "runs.jsonl"
-        self.defaults = [defaults.optimizer.lr, defaults.optimizer.table_lr, defaults.schedule.warmup_steps]
+        self.defaults = [*defaults.optimizer.rates("dlrm"), defaults.schedule.warmup_steps]
         self.done: dict[str, dict[str, Any]] = {}
         for line in self.file.read_text(encoding="utf-8").splitlines() if self.file.exists() else []:
             entry = json.loads(line)

@@ -37,7 +37,7 @@ def test_changes_by_name_leave_the_rest_of_a_part() -> None:
     assert (changed.model.model, changed.model.dim, changed.model.top) == ("rmc2", 8, (16,))
     assert (changed.placement.strategy, changed.placement.hot_bytes) == ("split", "2MB")
     assert (changed.optimizer.optimizer, changed.optimizer.lr, changed.steps) == ("adam", 0.5, 4)
-    assert SPLIT.optimizer.lr == 0.01
+    assert SPLIT.optimizer.lr is None
 
 
 def test_settings_can_be_copied() -> None:
@@ -106,8 +106,25 @@ def test_bad_sections(text: str, message: str) -> None:
 def test_settings_that_may_change() -> None:
     """On resume, with the strategy, and from process to process."""
     length, files = {"epochs", "steps"}, {"save_every", "save_hot_every", "save_in_background", "keep", "log_every"}
-    device = {"device", "kernels", "cuda_graph", "timeout"}
-    assert settings_marked(TrainConfig, "may_change_on_resume") == length | files | device
+    device = {"device", "threads", "kernels", "cuda_graph", "timeout"}
+    assert settings_marked(TrainConfig, "may_change_on_resume") == length | files | device | {"keep_best"}
     rows = {"strategy", "hot_bytes", "tail", "profile", "hardware", "prefetch", "fetch_by", "merge_every"}
     assert settings_marked(TrainConfig, "may_change_with_strategy") == rows
-    assert settings_marked(TrainConfig, "may_differ_by_rank") == {"device", "kernels"}
+    assert settings_marked(TrainConfig, "may_differ_by_rank") == {"device", "threads", "kernels"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, (0.002, 0.06)),
+        ({"model": "dcn", "optimizer": "adagrad"}, (0.002, 0.06)),
+        ({"table_lr": 0.5}, (0.002, 0.5)),
+        ({"lr": 0.01}, (0.01, None)),
+        ({"lr": 0.01, "table_lr": 0.5}, (0.01, 0.5)),
+        ({"optimizer": "adam"}, (0.01, None)),
+        ({"model": "neumf"}, (0.01, None)),
+    ],
+)
+def test_rates(settings: dict[str, object], expected: tuple[float, float | None]) -> None:
+    found = TrainConfig.of(**settings).optimizer_config()
+    assert (found.lr, found.table_lr) == expected

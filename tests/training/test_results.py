@@ -14,7 +14,7 @@ from holdall.commands.train_summary import notes, show_training
 from holdall.data.dataset import DataSet
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate
-from holdall.training.tracking import read_metrics
+from holdall.training.tracking import read_metrics, read_run
 from holdall.training.trainer import Trainer, train
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)
@@ -129,3 +129,14 @@ def test_tables_of_a_run(data: Path, tmp_path: Path) -> None:
     text = StringIO()
     show(found, Console(file=text, width=200))
     assert "of dense" in text.getvalue()
+
+
+def test_default_rates_are_written_down_and_resumed(data: Path, tmp_path: Path) -> None:
+    """A run keeps its rates, also one of an earlier version, whose default was 0.01 for everything."""
+    train(data, tmp_path / "new", SMALL.replace(steps=2), quiet=True)
+    train(data, tmp_path / "old", SMALL.replace(steps=2, lr=0.01), quiet=True)
+    for name, expected in {"new": (0.002, 0.06), "old": (0.01, None)}.items():
+        train(data, tmp_path / name, SMALL.replace(steps=5), quiet=True, resume=True)
+        settings = read_run(tmp_path / name)["config"]["train"]
+        assert (settings["lr"], settings["table_lr"]) == expected
+        assert read_metrics(tmp_path / name)[-2]["lr"] == expected[0]

@@ -133,7 +133,8 @@ class TrainConfig(Settings):
 
     def optimizer_config(self) -> OptimizerConfig:
         """The optimizer to build, with the run's seed if rows are rounded stochastically."""
-        return self.optimizer.optimizer_config(self.seed if self.tables.stochastic_rounding else None)
+        seed = self.seed if self.tables.stochastic_rounding else None
+        return self.optimizer.optimizer_config(self.model.model_config().family, seed)
 
     def to_json(self) -> dict[str, Any]:
         """Every setting by name, without parts: the form of run.json."""

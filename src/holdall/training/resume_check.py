@@ -30,6 +30,26 @@ def with_sample_order(config: TrainConfig, run: Path, *, resume: bool, processes
     return config.replace(shuffle=processes.on_rank_zero(choose))
 
 
+def with_rates(config: TrainConfig, run: Path, *, resume: bool, processes: Processes) -> TrainConfig:
+    """The settings with the learning rates in numbers: of a run to resume its own, where none is given.
+
+    All ranks call it.
+    """
+    if config.optimizer.lr is not None:
+        return config
+    family = config.model.model_config().family
+
+    def choose() -> tuple[float, float | None]:
+        if resume and (run / RUN_FILE).exists():
+            before = TrainConfig.from_json(read_run(run)["config"]["train"])
+            lr, table_lr = before.optimizer.rates(family)
+            return lr, table_lr if config.optimizer.table_lr is None else config.optimizer.table_lr
+        return config.optimizer.rates(family)
+
+    lr, table_lr = processes.on_rank_zero(choose)
+    return config.replace(lr=lr, table_lr=table_lr)
+
+
 def refuse_other_settings(run: Path, config: TrainConfig) -> None:
     """Raise, naming the setting, if `config` differs from the run's settings in one that may not change."""
     before = TrainConfig.from_json(read_run(run)["config"]["train"]).to_json()

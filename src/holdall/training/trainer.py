@@ -31,7 +31,7 @@ from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
-from holdall.training.resume_check import refuse_other_settings, with_sample_order
+from holdall.training.resume_check import refuse_other_settings, with_rates, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
 from holdall.training.run_times import RunTimes
@@ -133,6 +133,7 @@ class Trainer:
         agree_on_run(config, self.schema, processes)
         self.data_check = DataCheck(self.data, processes)
         config = with_sample_order(config, out, resume=resume, processes=processes)
+        config = with_rates(config, out, resume=resume, processes=processes)
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
@@ -342,7 +343,7 @@ class Trainer:
             epoch=self.epoch,
             samples=self.samples,
             loss=self.loss_sum / self.loss_count,
-            lr=self.config.optimizer.lr * self.steps.schedule.factor(self.step - 1),
+            lr=self.optimizers.config.lr * self.steps.schedule.factor(self.step - 1),
             samples_per_second=(self.samples - self._logged_samples) / seconds,
             **measures,
         )
