@@ -31,7 +31,7 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_walk_through_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
-    (rows,), (schema_text,), (commands,) = blocks("csv"), blocks("toml"), blocks("bash")
+    (rows,), (schema_text,), (commands, *_) = blocks("csv"), blocks("toml"), blocks("bash")
     Path("clicks.csv").write_text(rows)
     Path("clicks.toml").write_text(schema_text)
     for command in commands.splitlines():
@@ -46,7 +46,7 @@ def test_the_walk_through_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_the_reader_of_ones_own_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (program,) = blocks("python")
+    *_, program = blocks("python")
     exec(compile(program, str(PAGE), "exec"), {"__name__": "events"})
     assert sum(split.rows for split in Schema.load(Path("events")).splits.values()) == 50
     assert len(DataSet("events", "train")) > 30
