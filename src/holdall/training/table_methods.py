@@ -9,7 +9,7 @@ from typing import Any
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.distributed.processes import Processes
-from holdall.embedding.bags import EmbeddingBags
+from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.planning.inputs import table_usage
 from holdall.tables import Dense, Method, method_from_json
 from holdall.tables.describe import describe_method
@@ -71,10 +71,17 @@ def stored_methods(run: Path, document: RunRecord) -> Methods | None:
         raise DataError(f"{run / RUN_FILE} has a table by no known method ({error}): restore it from a copy") from error
 
 
-def table_sizes(bags: EmbeddingBags, methods: Methods | None) -> dict[str, dict[str, Any]]:
-    """Rows, words for the method, and bytes of each table, stored and dense in float32."""
+def table_sizes(bags: EmbeddingBags, methods: Methods | None, processes: Processes) -> dict[str, dict[str, Any]]:
+    """Rows, words for the method, and bytes of each table, stored and dense in float32. A collective call."""
+    names = list(dict.fromkeys(bags.features.values()))
+    own = _own_table_sizes(bags, [name for name in names if module_name(name) in bags.tables], methods)
+    everywhere = {name: size for sizes in processes.gather(own) for name, size in sizes.items()}
+    return {name: everywhere[name] for name in names if name in everywhere}
+
+
+def _own_table_sizes(bags: EmbeddingBags, names: list[str], methods: Methods | None) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(bags.features.values()):
+    for name in names:
         table = bags.table(name)
         found[name] = {
             "rows": table.num_rows,

@@ -149,7 +149,7 @@ class Trainer:
         self.num_steps = config.steps or config.epochs * self.loader.num_batches
         self.optimizers = Optimizers(self.model, config.optimizer_config())
         self.peak_bytes = count_table_bytes(self.model, self.optimizers.config.kind)
-        self.table_sizes = table_sizes(self.model.bags, methods)
+        self.table_sizes = table_sizes(self.model.bags, methods, processes)
         self.strategy.attach(self.optimizers)
         self._say(self.strategy.describe())
         self._say(describe_tables(methods, config.model.model_config().table_rows(self.schema)))
