@@ -41,10 +41,10 @@ class TimedTrainer(Trainer):
     """Notes when each step is over on the host, and when the device is done with the last."""
 
     def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
-        self.times = getattr(self, "times", [])
-        if len(self.times) == WARM_UP:
+        self.step_ends = getattr(self, "step_ends", [])
+        if len(self.step_ends) == WARM_UP:
             torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
+        self.step_ends.append(time.perf_counter())
         return super().train_step(batch, moved)
 
     def save(self, folder: str = "", keep: int | None = None) -> Path:
@@ -54,7 +54,7 @@ class TimedTrainer(Trainer):
 
     @property
     def samples_per_second(self) -> float:
-        return (len(self.times) - WARM_UP) * self.config.batch_size / (self.ended - self.times[WARM_UP])
+        return (len(self.step_ends) - WARM_UP) * self.config.batch_size / (self.ended - self.step_ends[WARM_UP])
 
 
 def measure(data: Path, config: TrainConfig, repeats: int) -> list[dict[str, Any]]:

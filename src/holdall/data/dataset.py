@@ -20,6 +20,7 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.batch import Batch
 from holdall.data.chunk_order import Runs
 from holdall.data.columns import Array, Columns, Ragged, offsets_of
+from holdall.data.copy_runs import copy_runs
 from holdall.data.folder_files import check_split_files
 from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import CURE, SCHEMA_FILE, DataFile, Schema
@@ -155,15 +156,15 @@ class DataSet:
         return Columns.concatenate(parts) if parts else self._no_rows()
 
     def _copy_runs(self, runs: Runs) -> Columns:
-        """Copies of the runs, one slice at a time; bags are left out."""
-        parts = []
-        for start, stop in zip(runs.starts.tolist(), (runs.starts + runs.lengths).tolist(), strict=True):
-            for file in self._files_of(start, stop):
-                first, columns = self._starts[file], self._mapped(file)
-                part = slice(max(start - first, 0), stop - first)
-                parts.append((columns.label[part], columns.dense[part], columns.ids[part]))
-        label, dense, ids = map(np.concatenate, zip(*parts, strict=True))
-        return Columns(label=label, dense=dense, ids=ids)
+        """Copies of the runs; bags are left out."""
+        ends = np.concatenate([runs.starts, runs.starts + runs.lengths - 1])
+        for file in np.unique(np.searchsorted(self._starts, ends, side="right") - 1).tolist():
+            self._mapped(file)
+        return Columns(
+            label=copy_runs([columns.label for columns in self._columns], self._starts, runs),
+            dense=copy_runs([columns.dense for columns in self._columns], self._starts, runs),
+            ids=copy_runs([columns.ids for columns in self._columns], self._starts, runs),
+        )
 
     def probability(self) -> Array:
         """[R] float32: the planted click probability of every row, which only synthetic sets have."""
