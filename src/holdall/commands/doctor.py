@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from holdall.commands.row_checks import predictors, resemblances, sample_rows
 from holdall.common.console import make_console, styled, table
 from holdall.common.errors import HoldallError
 from holdall.common.memory import available_memory
@@ -25,6 +24,7 @@ from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
+from holdall.evaluation.row_checks import SORTED, predictors, resemblances, sample_rows
 from holdall.planning.memory_check import check_free_memory
 from holdall.planning.plan import Plan
 
@@ -35,8 +35,6 @@ EXTREME = 1e4
 """Dense values beyond it make the first steps unstable; logarithms of counts stay below 50."""
 GIVES_LABEL = 0.99
 """AUC of a column alone from which on a note is made."""
-SORTED = 0.1
-"""Excess of equal neighbours over chance from which on a note is made; rows in random order have 0.00 to 0.01."""
 MANY_UNSEEN = 0.2
 """Share of a split's lookups of the unseen row from which on a note is made."""
 
@@ -249,7 +247,7 @@ def _rows(found: Examination, data: DataSet) -> None:
         if column.excess > SORTED
     ]
     if shown:
-        cure = "train with --shuffle chunks (the default) or rows, not with blocks or none"
+        cure = "train with --shuffle auto (the default), chunks or rows, not with blocks or none"
         found.add("note", f"rows are sorted: {', '.join(shown[:3])}", cure)
     else:
         found.add("fine", "neighbouring rows do not resemble each other")

@@ -53,8 +53,9 @@ class TrainConfig(Settings):
     batch_size: int = 2048
     """Samples in a step, over all processes."""
     shuffle: Shuffle | Literal["auto"] = "auto"
-    """Order of samples: short runs of neighbours from everywhere (chunks; auto: chunks, and a resumed run keeps its
-    order), contiguous batches in random order (blocks), single rows in random order, or as stored (none)."""
+    """Order of samples: short runs of neighbours from everywhere (chunks), contiguous batches in random order (blocks),
+    single rows in random order, or as stored (none). auto: chunks, on a GPU blocks where rows are not sorted; a resumed
+    run keeps its order."""
     negatives: int = 4
     """Negative items drawn in every epoch for each event of implicit data (movielens, taobao, yelp).
     They count as samples of a batch."""

@@ -132,7 +132,7 @@ class Trainer:
             find_strategy(config, processes)  # raises before any process waits for others
         agree_on_run(config, self.schema, processes)
         self.data_check = DataCheck(self.data, processes)
-        config = with_sample_order(config, out, resume=resume, processes=processes)
+        config = with_sample_order(config, self.data, out, self.device, resume=resume, processes=processes)
         config = with_rates(config, out, resume=resume, processes=processes)
         self.plan: Plan | None = None
         if config.placement.plan is not None:

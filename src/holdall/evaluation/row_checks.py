@@ -1,4 +1,4 @@
-"""Checks of `holdall doctor` on a sample of rows: neighbours that are alike, columns that give the label away.
+"""Checks on a sample of rows: neighbours that are alike, columns that give the label away.
 
 A sample is at most `STRETCHES` stretches of neighbouring rows, evenly spaced over a split.
 """
@@ -19,6 +19,8 @@ STRETCHES = 64
 STRETCH_ROWS = 2048
 LEAST_OF_A_LABEL = 20
 """Rows of either label in either half of the sample, below which no column is suspected."""
+SORTED = 0.1
+"""Excess of equal neighbours over chance from which on rows count as sorted; in random order it is 0.00 to 0.01."""
 ROWS_PER_BIN = 50
 """Rows of a bin of dense values, which is looked up like an id."""
 
@@ -57,6 +59,11 @@ def resemblances(stretches: list[Columns], schema: Schema) -> list[Resemblance]:
     rows = np.concatenate(parts)
     chance = (rows == np.random.default_rng(0).permutation(rows)).mean(axis=0)
     return [Resemblance(*found) for found in zip(names, neighbours.tolist(), chance.tolist(), strict=True)]
+
+
+def is_sorted(data: DataSet) -> bool:
+    """Whether neighbouring rows are alike in the label or in a feature, far more than by chance."""
+    return any(column.excess > SORTED for column in resemblances(sample_rows(data), data.schema))
 
 
 def predictors(stretches: list[Columns], schema: Schema) -> Iterator[tuple[str, str, float]]:
