@@ -125,7 +125,7 @@ def test_digits_that_are_no_numbers_can_be_sorted() -> None:
             "max_length of 'c' is 9999999999, but must be 1",
         ),
         ('label = "y"\n[[bag]]\nname = "c"\nmax_length = ' + "9" * 5_000, "cannot be read as TOML"),
-        ('[label]\ncolumn = "y"\npositive = ">= 1e999"', "is no rule"),
+        ('[label]\ncolumn = "y"\npositive = ">= 1e999"', "compares with a number that is not finite"),
         ("\udcff", "cannot be read as TOML"),
     ],
 )

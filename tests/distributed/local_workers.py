@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from tests.distributed.gradient_workers import global_batches, part_of
 from tests.tiers import small
 
 CPU = torch.device("cpu")
+SPLIT = SimpleNamespace(positives=1, rows=2)
+ROWS: Any = SimpleNamespace(folder=Path("none"), split="train", schema=SimpleNamespace(splits={"train": SPLIT}))
+"""Data set of which a strategy needs the rate of positives alone."""
 
 
 def _build(*_: Any) -> Model:
@@ -47,7 +51,7 @@ def start(
     kind: type[ProcessStrategy], processes: Processes, optimizer: str, merge_every: int | None = None
 ) -> tuple[Any, Optimizers]:
     config = TrainConfig.of(strategy="local", merge_every=merge_every)
-    strategy = kind(config, None, CPU, Path(), None, processes)  # type: ignore[arg-type]
+    strategy = kind(config, ROWS, CPU, Path(), None, processes)
     optimizers = Optimizers(strategy.model, OptimizerConfig(name=optimizer, lr=0.1))  # type: ignore[arg-type]
     strategy.attach(optimizers)
     return strategy, optimizers

@@ -133,10 +133,10 @@ def _in_exchange(step: int, deed: Callable[[], None]) -> None:
 def _in_evaluation(step: int, deed: Callable[[], None]) -> None:
     original = Trainer._evaluate
 
-    def evaluate(self: Trainer) -> bool:
+    def evaluate(self: Trainer, **options: Any) -> bool:
         if self.step == step:
             deed()
-        return original(self)
+        return original(self, **options)
 
     Trainer._evaluate = evaluate  # type: ignore[method-assign]
 

@@ -13,7 +13,7 @@ from tests.faults.launch import launch
 pytestmark = pytest.mark.slow
 
 TWO_FOLD = ["--save-every", "4", "--steps", "20", "--strategy", "two-fold", "--hot-bytes", "2KB"]
-TABLE_WISE = ["--save-every", "4", "--steps", "20", "--strategy", "table-wise"]
+TABLE_WISE = ["--save-every", "4", "--steps", "20", "--strategy", "table-wise", "--no-keep-best"]
 FULL = "the disk is full while writing {}/run/checkpoints/step-{:08d}: free some space"
 
 

@@ -127,7 +127,8 @@ def test_rows_that_were_never_written_are_not_fetched(
         write_back(self, working)
 
     monkeypatch.setattr(CopyMover, "write_back", noting)
-    trainer = Trainer(data, tmp_path / "run", CONFIG.replace(strategy=strategy), quiet=True)  # type: ignore[arg-type]
+    config = CONFIG.replace(strategy=strategy, keep_best=False)  # type: ignore[arg-type]
+    trainer = Trainer(data, tmp_path / "run", config, quiet=True)
     trainer.run()
     traffic = trainer.strategy.tiers.traffic  # type: ignore[attr-defined]
     assert (traffic.fetched, traffic.written_back) == (expected, written_back)
