@@ -103,7 +103,7 @@ def test_sorted_rows_are_named(column: int, name: str, tmp_path: Path) -> None:
     examination = doctor(write_table(tmp_path, rows))
     (finding,) = [finding for finding in examination.findings if finding.what.startswith("rows are sorted")]
     assert f"'{name}' is equal in" in finding.what
-    assert "--shuffle chunks" in finding.cure
+    assert "--shuffle auto" in finding.cure
 
 
 def test_a_bag_that_gives_the_label_away_is_named(tmp_path: Path) -> None:
