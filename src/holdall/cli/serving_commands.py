@@ -1,4 +1,4 @@
-"""Commands on trained models in use: release, publish."""
+"""Commands on trained models in use: release, score, verify and publish."""
 
 from __future__ import annotations
 

@@ -77,11 +77,9 @@ def encoded_file(scorer: Scorer, raw: RawData, path: Path, *, fast: bool = True)
 def encoded(scorer: Scorer, layout: Layout, path: Path, rows: Rows, first_row: int) -> EncodedRows:
     """Checked rows of a reader, the first of which is row `first_row` of the file, as a block of batches."""
     table = rows.frame.to_arrow()
-    columns = {dense.name: table[f"dense{index}"] for index, dense in enumerate(layout.dense)}
-    columns |= {feature.name: table[f"feature{index}"] for index, feature in enumerate(layout.features)}
     return EncodedRows(
         source=path,
-        batch=scorer.encode(pa.table(columns)),
+        batch=scorer.encode(named_columns(table, layout)),
         label=table["label"].combine_chunks(),
         kept=[table[f"keep{index}"].combine_chunks() for index in range(len(layout.keep))],
         places=rows.numbers - first_row,
@@ -91,6 +89,13 @@ def encoded(scorer: Scorer, layout: Layout, path: Path, rows: Rows, first_row: i
         refused=rows.refused,
         splits=rows.splits,
     )
+
+
+def named_columns(table: pa.Table, layout: Layout) -> pa.Table:
+    """Dense columns and features of rows that a reader checked, by the names of the schema."""
+    columns = {dense.name: table[f"dense{index}"] for index, dense in enumerate(layout.dense)}
+    columns |= {feature.name: table[f"feature{index}"] for index, feature in enumerate(layout.features)}
+    return pa.table(columns)
 
 
 # --- the fast path of Parquet ---------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from holdall.data.rows import Rows, import_polars
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.data.splits import SPLITS
 from holdall.data.stored_layout import OWN_READER, stored_layout
+from holdall.serving.file_rows import named_columns
 from holdall.serving.scorer import Scorer
 
 Array = npt.NDArray[Any]
@@ -126,12 +127,8 @@ def replayed(scorer: Scorer, source: RawSource, data: Path, schema: Schema) -> I
 def _replayed(
     scorer: Scorer, source: RawSource, rows: Rows, chosen: Array, expected: Batch, place: str
 ) -> ReplayedRows:
-    layout = source.raw.layout
-    table = rows.frame[chosen].to_arrow()
-    columns = {dense.name: table[f"dense{index}"] for index, dense in enumerate(layout.dense)}
-    columns |= {feature.name: table[f"feature{index}"] for index, feature in enumerate(layout.features)}
-    numbers = rows.numbers[chosen]
-    raw = pa.table(columns)
+    table, numbers = rows.frame[chosen].to_arrow(), rows.numbers[chosen]
+    raw = named_columns(table, source.raw.layout)
     return ReplayedRows(
         found=replace(scorer.encode(raw), label=torch.from_numpy(table["label"].to_numpy().astype(np.float32))),
         expected=expected,
