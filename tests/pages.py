@@ -37,6 +37,13 @@ def commands(page: Path) -> list[str]:
     return [stripped for line in lines if (stripped := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
+def write_modules(page: Path, folder: Path) -> None:
+    """Write the Python blocks of a page that open with the name of a file (`# my_model.py`) to that file."""
+    for block in blocks(page, "python"):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            (folder / named[1]).write_text(block, encoding="utf-8")
+
+
 def set_up(folder: Path, *, data: bool) -> None:
     """The files that commands of pages start from: logs, rates of a machine, and a prepared data set."""
     (folder / "demo-run").mkdir()
@@ -60,13 +67,14 @@ def run(command: str) -> None:
         return
     if words[0] == "plan" and "--hardware" not in words:
         words += ["--hardware", "hardware.json"]
-    if "--plan" not in words:
+    has_own_model = any(re.fullmatch(r"[\w.]+:\w+", word) for word in words)
+    if "--plan" not in words and not has_own_model:
         words += [option for option in SMALL.get(words[0], []) if "--dim" not in words]
     main(words)
 
 
 def run_python(code: str, page: Path) -> None:
-    exec(compile(code, str(page), "exec"), {"__name__": page.stem})
+    exec(compile(code, str(page), "exec", dont_inherit=True), {"__name__": page.stem})
 
 
 def links(page: Path) -> list[str]:

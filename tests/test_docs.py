@@ -51,6 +51,8 @@ def runs(command: str) -> bool:
 def test_the_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of a page, in order, in one folder, on small data with small models; rates are made up."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a model of one's own adds the current folder
+    pages.write_modules(page, tmp_path)
     found = [command for command in pages.commands(page) if runs(command)]
     pages.set_up(tmp_path, data=not any(command.endswith("--out data") for command in found))
     for language, name in (("csv", "clicks.csv"), ("toml", "clicks.toml"), ("toml", "train.toml")):
@@ -70,6 +72,8 @@ CODE = [(page, code) for page in GUIDES for code in pages.blocks(page, "python")
 def test_the_code_runs(page: Path, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_tsv(preset("criteo-kaggle", scale=1e-3, rows=2000), tmp_path / "clicks.tsv.gz")
+    pages.write_modules(page, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     pages.skip_without(code)
     pages.run_python(code, page)
 

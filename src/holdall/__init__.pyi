@@ -30,9 +30,12 @@ from holdall.models import NCF as NCF
 from holdall.models import TBSM as TBSM
 from holdall.models import DCNConfig as DCNConfig
 from holdall.models import DLRMConfig as DLRMConfig
+from holdall.models import Model as Model
+from holdall.models import ModelConfig as ModelConfig
 from holdall.models import NCFConfig as NCFConfig
 from holdall.models import TBSMConfig as TBSMConfig
 from holdall.models.loss import logloss as logloss
+from holdall.models.own import register_model as register_model
 from holdall.optim.config import OptimizerConfig as OptimizerConfig
 from holdall.optim.optimizers import Optimizers as Optimizers
 from holdall.planning.config import PlanConfig as PlanConfig

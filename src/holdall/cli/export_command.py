@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from holdall.cli.options import print_json, tyro
+from holdall.cli.options import print_json, refuse_other_model, tyro
 
 
 def export(
@@ -13,6 +13,7 @@ def export(
     out: Path,
     format: Literal["onnx", "pt2", "triton"],
     name: str = "holdall",
+    model: str | None = None,
     overwrite: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -24,12 +25,14 @@ def export(
         format: onnx for a file that onnxruntime and others run, triton for a model repository of Triton Inference
             Server, pt2 for code compiled for this machine (AOTInductor), which executes when it is loaded.
         name: Name of the model in the repository of triton.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         overwrite: Replace an older export.
         json: Print the description of the export as JSON on stdout.
     """
     from holdall.commands.inspect import inspect, show
     from holdall.serving.export.export import export as run_export
 
+    refuse_other_model(bundle, model)
     run_export(bundle, out, format=format, name=name, overwrite=overwrite)
     if json:
         print_json(inspect(out))

@@ -7,6 +7,7 @@ import functools
 import io
 import itertools
 import os
+import shlex
 import sys
 import threading
 import warnings
@@ -17,7 +18,7 @@ from typing import Any
 
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile, schema
 from holdall.cli.export_command import export
-from holdall.cli.options import tyro
+from holdall.cli.options import import_model, tyro
 from holdall.cli.serve_command import serve
 from holdall.cli.serving_commands import publish, release, score, verify
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
@@ -25,6 +26,7 @@ from holdall.common.errors import ConfigError, HoldallError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
 from holdall.common.system_errors import explained
 from holdall.data.prepare import PrepareConfig
+from holdall.models.own import OwnModelError
 from holdall.training.config import TrainConfig
 
 MAX_NUMBER = 2**63 - 1
@@ -64,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         _refuse_other_encodings(given)
         _refuse_repeated(given)
+        own_model = _option(given, "--model")
+        if own_model is not None and ":" in own_model:
+            import_model(own_model)  # before settings are made, which name it
         _parse(given)()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended
@@ -93,6 +98,11 @@ def _report(error: Exception, given: Sequence[str]) -> None:
             sys.stdout.flush()
         except OSError:
             _drop_output()
+    if isinstance(error, OwnModelError):
+        error = ConfigError(
+            f"'{error.name}' is a model of your own, and a file does not import code: give it again, as "
+            f"{shlex.join(['holdall', *_without(given, '--model'), '--model', error.name])}"
+        )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _fail_as_rank(error)
     _fail(str(error), 2)
@@ -217,6 +227,16 @@ def _option(given: Sequence[str], name: str) -> str | None:
         if word == name:
             return following
     return None
+
+
+def _without(given: Sequence[str], name: str) -> list[str]:
+    """The words of a command without an option and its value."""
+    before = [None, *given[:-1]]
+    return [
+        word
+        for word, last in zip(given, before, strict=True)
+        if word != name and last != name and not word.startswith(f"{name}=")
+    ]
 
 
 def _fail_as_rank(error: HoldallError) -> None:

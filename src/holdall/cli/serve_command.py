@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdall.cli.options import tyro
+from holdall.cli.options import refuse_other_model, tyro
 
 
 def serve(
@@ -23,6 +23,7 @@ def serve(
     max_connections: int = 1000,
     poll_seconds: float = 1.0,
     threads: int = 1,
+    model: str | None = None,
     token_file: Path | None = None,
     request_log: Path | None = None,
 ) -> None:
@@ -44,6 +45,7 @@ def serve(
         max_connections: Most open connections; one beyond them is answered with 503.
         poll_seconds: Seconds between two looks for a newer bundle in a published folder.
         threads: Threads that compute one batch.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         token_file: File with a bearer token that requests must have; the variable HOLDALL_TOKEN when absent, and no
             token when that is absent as well.
         request_log: File to append every scored request to, for `holdall verify`; none when absent.
@@ -52,6 +54,7 @@ def serve(
     from holdall.serving.server.run import serve as run_server
     from holdall.serving.server.settings import ServerConfig, read_token
 
+    refuse_other_model(bundle, model)
     config = ServerConfig(
         host=host,
         port=port,

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from holdall.cli.options import print_json, tyro
+from holdall.cli.options import print_json, refuse_other_model, tyro
 from holdall.common.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ def release(
     polish: int = 0,
     as_trained: bool = False,
     data: Path | None = None,
+    model: str | None = None,
     device: str = "auto",
     since: tuple[Path, ...] | None = None,
     forget: Path | None = None,
@@ -40,6 +41,7 @@ def release(
         polish: Epochs, at most, that forms are trained on at each of a few rates; kept where validation says so.
         as_trained: Keep the tables as they were trained.
         data: Data set folder with the same ids; the one trained on when absent.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         device: cpu, cuda, or auto for a GPU if there is one.
         since: Bundle that is in use, or a published folder, and the deltas after it: write only what changed since.
         forget: With --since, a CSV file with the columns feature and value: these values score as unseen from now on.
@@ -53,6 +55,7 @@ def release(
     from holdall.serving.release import release as run_release
     from holdall.serving.render import show_front
 
+    refuse_other_model(run, model)
     if merge is not None:
         _merge(run, merge, out, overwrite, {"--since": since, "--forget": forget, "--budget": budget, "--data": data})
         print_json(inspect(out)) if json else show(inspect(out))
@@ -101,6 +104,7 @@ def score(
     schema: Path | None = None,
     bad_rows: Literal["stop", "skip"] | None = None,
     keep: tuple[str, ...] = (),
+    model: str | None = None,
     device: str = "auto",
     overwrite: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
@@ -115,6 +119,7 @@ def score(
         schema: TOML file that describes the columns, for --format table.
         bad_rows: A row that cannot be read: stop, or skip, give it no score and list it beside the output.
         keep: Columns of the files to write beside the scores.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         device: cpu, cuda, or auto for a GPU if there is one.
         overwrite: Replace an older output.
         json: Print the report as JSON on stdout.
@@ -122,6 +127,7 @@ def score(
     from holdall.serving.score_files import score as run_score
     from holdall.serving.score_files import show
 
+    refuse_other_model(bundle, model)
     report = run_score(
         bundle,
         sources,
@@ -147,6 +153,7 @@ def verify(
     log: Path | None = None,
     export: Path | None = None,
     run_code: bool = False,
+    model: str | None = None,
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -160,12 +167,14 @@ def verify(
         log: Request log of the server, whose requests are scored again.
         export: Export of the bundle, which scores the same rows.
         run_code: Load an export of compiled code (pt2), which executes it: only what you trust.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print the report as JSON on stdout.
     """
     from holdall.serving.row_comparison import show
     from holdall.serving.verify import verify as run_verify
 
+    refuse_other_model(bundle, model)
     report = run_verify(
         bundle,
         against,

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from holdall.cli.options import FLAT, print_json, tyro
+from holdall.cli.options import FLAT, print_json, refuse_other_model, tyro
 from holdall.planning.config import PlanConfig
 from holdall.training.config import TrainConfig
 
@@ -93,6 +93,7 @@ def simulate(
     data: Path | None = None,
     profile: Path | None = None,
     batch_size: int | None = None,
+    model: str | None = None,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
     """Predict step time, bytes sent and memory of a plan for other numbers of processes.
@@ -105,6 +106,7 @@ def simulate(
         data: Data set folder of the plan; when absent, found by its name here or beside the plan.
         profile: popularity.json of the data set; its lookups are counted when absent.
         batch_size: Samples in a step, over all processes; when absent, each process keeps its share of the plan's.
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         json: Print JSON on stdout.
     """
     from holdall.commands.simulate import show
@@ -162,6 +164,7 @@ def evaluate(
     data: Path | None = None,
     k: int | None = None,
     group_by: str | None = None,
+    model: str | None = None,
     device: str = "auto",
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
@@ -173,12 +176,14 @@ def evaluate(
         data: Another data set folder with the same ids; the one trained on when absent. A bundle needs it.
         k: K of HR@K and NDCG@K, of held-out events of implicit data (10 when absent) or of clicks by --group-by.
         group_by: Feature, such as user: AUC is also computed within the rows of each of its ids (gauc).
+        model: The model that it was trained with, where that is one of your own: package.module:Config.
         device: cpu, cuda, or auto for a GPU if there is one.
         json: Print JSON on stdout.
     """
     from holdall.commands.metrics import show_metrics
     from holdall.serving.evaluate import evaluate as measure
 
+    refuse_other_model(run, model)
     metrics = measure(run, split, data=data, k=k, group_by=group_by, device=device, quiet=json)
     if json:
         print_json(metrics)

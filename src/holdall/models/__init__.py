@@ -7,6 +7,7 @@ from holdall.models.dcn import DCN, DCNConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.models.ncf import NCF, NCFConfig
+from holdall.models.own import own_config
 from holdall.models.tbsm import TBSM, TBSMConfig
 
 CONFIGURATIONS: dict[str, ModelConfig] = {
@@ -34,9 +35,12 @@ CONFIGURATIONS: dict[str, ModelConfig] = {
 
 
 def configuration(name: str) -> ModelConfig:
-    """The configuration of that name."""
+    """The configuration of that name, or the default one of a model of one's own, `package.module:Config`."""
+    if ":" in name:
+        return own_config(name)()
     if name not in CONFIGURATIONS:
-        raise ConfigError(f"unknown model '{name}'{did_you_mean(name, CONFIGURATIONS)}")
+        own = "; a model of your own is named as package.module:Config"
+        raise ConfigError(f"unknown model '{name}'{did_you_mean(name, CONFIGURATIONS)}{own}")
     return CONFIGURATIONS[name]
 
 

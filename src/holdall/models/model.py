@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -86,9 +88,22 @@ class ModelConfig(ABC):
     """Sizes of a model, apart from what the data set decides. Subclasses are frozen dataclasses."""
 
     family: ClassVar[str]
-    """Its name on the command line."""
+    """Its name on the command line; that of a model of one's own is its place, `package.module:Config`."""
     widths: ClassVar[tuple[str, ...]] = ()
     """Fields that `scaled` multiplies: sizes of hidden layers, as a tuple, one number or None."""
+
+    def __init_subclass__(cls) -> None:
+        if "family" not in vars(cls):  # a subclass of a config is another model
+            cls.family = cls.own_name()
+
+    @classmethod
+    def own_name(cls) -> str:
+        """Module and name of the class; the module of a script is the one that its file would be imported as."""
+        module = cls.__module__
+        if module == "__main__":
+            spec, file = (getattr(sys.modules["__main__"], name, None) for name in ("__spec__", "__file__"))
+            module = spec.name if spec is not None else module if file is None else Path(file).stem
+        return f"{module}:{cls.__qualname__}"
 
     @property
     @abstractmethod
@@ -138,6 +153,8 @@ class ModelConfig(ABC):
         """The same model with hidden layers `factor` times as wide (rounded, at least 1); tables keep their dim."""
         if not factor > 0:
             raise ConfigError(f"a model can be scaled by a factor above 0, not by {factor}")
+        if factor != 1 and not self.widths:
+            raise ConfigError(f"{self.family} has no widths to scale: leave --model-scale out")
 
         def scale(size: Any) -> Any:
             if isinstance(size, tuple):

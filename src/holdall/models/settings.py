@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.settings import name_and_value, overlay, plain_value
 from holdall.models import ModelConfig, configuration
+from holdall.models.own import changed_settings, own_config, register_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +17,8 @@ class ModelSettings:
     """Model: a named configuration, and changes to its sizes."""
 
     model: str = "dlrm"
-    """Model: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1."""
+    """Model: dlrm, dcn, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1.
+    Or a model of your own as package.module:Config, which is imported; the current folder is searched, too."""
     dim: int | None = None
     """Numbers in a table row; the model's own when absent."""
     bottom: tuple[int, ...] | None = None
@@ -30,6 +33,12 @@ class ModelSettings:
     """Factor on the widths of the hidden layers of the named configuration."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.model, str):  # a config, or its class, from a call
+            name, settings = _as_settings(self.model)
+            object.__setattr__(self, "model", name)
+            object.__setattr__(self, "model_setting", (*settings, *self.model_setting))
+        elif ":" in self.model:
+            object.__setattr__(self, "model", own_config(self.model).family)
         self.model_config()
 
     def model_config(self) -> ModelConfig:
@@ -51,3 +60,16 @@ class ModelSettings:
         """The settings that were given, as JSON has them."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: list(v) if isinstance(v, tuple) else v for name, v in given.items() if v not in (None, ())}
+
+
+def _as_settings(model: ModelConfig | type[ModelConfig]) -> tuple[str, tuple[str, ...]]:
+    """Name and `model_setting` of a config or of its class."""
+    if not isinstance(model, ModelConfig):
+        return register_model(model).family, ()
+    name, settings = register_model(type(model)).family, changed_settings(model)
+    with suppress(ConfigError):
+        if ModelSettings(model=name, model_setting=settings).model_config() == model:
+            return name, settings
+    raise ConfigError(
+        f"{model} cannot be kept in run.json: its fields may be numbers, texts without commas, bools and tuples"
+    )

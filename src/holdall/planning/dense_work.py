@@ -188,11 +188,12 @@ def _looked_up(model: Model, batch: Batch) -> Any:
 
 def _interaction(model: Model, lengths: Mapping[str, float]) -> tuple[int, int, float] | None:
     """The shape of a model's dot interaction; None for a model without one."""
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
     num_dense = 0 if getattr(model, "bottom", None) is None else 1
-    if config.family == "dlrm" and config.interaction == "dot":
+    family = getattr(config, "family", None)
+    if family == "dlrm" and config.interaction == "dot":
         return model.bags.num_features + num_dense, config.dim, 1.0
-    if config.family == "tbsm":
+    if family == "tbsm":
         roles: Any = model.roles
         return len(roles.sample) + len(roles.target) + num_dense, config.dim, config.length + 1.0
     return None

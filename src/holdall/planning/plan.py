@@ -25,6 +25,7 @@ from holdall.common.sizes import parse_bytes
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
+from holdall.models.own import OwnModelError
 from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
@@ -232,6 +233,8 @@ def model_of(settings: Mapping[str, Any], where: str) -> ModelConfig:
     given = read_settings(ModelSettings, settings, f"{where}, model")
     try:
         return ModelSettings(**given).model_config()
+    except OwnModelError:
+        raise
     except ConfigError as error:
         raise ConfigError(f"{where}, model: {error}") from None
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, Literal
@@ -36,6 +37,7 @@ from holdall.data.identity import data_fingerprint, ids_fingerprint, json_digest
 from holdall.data.items import ITEMS_FILE
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models import Model, ModelConfig
+from holdall.models.own import OwnModelError
 from holdall.serving.bundle_model import (
     build_model,
     model_from_json,
@@ -311,7 +313,8 @@ def open_bundle(path: str | Path, *, verify: bool = False) -> Bundle:
         raise DataError(f"{path / SCHEMA_FILE} is of another data set than {BUNDLE_FILE} says: {CURE}")
     bundle = Bundle(path, record, schema)
     needed = [SCHEMA_FILE, MODEL_FILE, TABLES_FILE]
-    needed += [p.relative_to(path).as_posix() for p in _other_files(path, schema, bundle.model_config)]
+    with suppress(OwnModelError):  # then the bundle can be described and copied, and has no model that reads them
+        needed += [p.relative_to(path).as_posix() for p in _other_files(path, schema, bundle.model_config)]
     for name in needed:
         if name not in record.files:
             raise DataError(f"{file} does not list {name}, so it cannot be checked: {CURE}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from holdall.checkpoint.protocols import TensorByRows
 from holdall.common.decode import decode
@@ -16,6 +15,8 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.schema import Schema
 from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.models import CONFIGURATIONS, Model, ModelConfig
+from holdall.models.no_initial_values import NoInitialValues
+from holdall.models.own import own_config
 from holdall.serving.mapped_tensors import CURE, MappedTensors
 from holdall.tables import Method
 from holdall.tables.codes import tie_codebooks
@@ -36,9 +37,13 @@ def model_from_json(document: Mapping[str, Any], where: str) -> ModelConfig:
     """The settings that `model_json` described; unknown families and settings are refused."""
     settings = dict(document)
     family = settings.pop("family", None)
-    if not isinstance(family, str) or family not in FAMILIES:
+    if isinstance(family, str) and ":" in family:
+        kind = own_config(family)
+    elif isinstance(family, str) and family in FAMILIES:
+        kind = FAMILIES[family]
+    else:
         raise DataError(f"{where}: unknown model family{did_you_mean(str(family)[:60], FAMILIES)}")
-    return decode(settings, FAMILIES[family], where, inside="model", error=DataError, cure=CURE)
+    return decode(settings, kind, where, inside="model", error=DataError, cure=CURE)
 
 
 def stored_tensors(model: Model) -> tuple[dict[str, Tensor], dict[str, Tensor | TensorByRows]]:
@@ -110,19 +115,10 @@ def _without_values(config: ModelConfig, schema: Schema, methods: Mapping[str, M
         raise DataError("its tables are not those of its schema")
     features = {feature.name: feature.table or feature.name for feature in config.reads(schema).features}
     names = dict.fromkeys(features.values())
-    with _NoInitialValues():
+    with NoInitialValues():
         built = {name: methods[name].build(rows[name], config.dim, device="meta") for name in names}
         tie_codebooks(built.values())
         return config.with_tables(EmbeddingBags(built, features, device="meta"), schema, None, "meta")
-
-
-class _NoInitialValues(TorchFunctionMode):
-    """Context in which nothing is drawn: on meta torch imports its compiler to do so, which takes seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.normal_, Tensor.uniform_):
-            return args[0]
-        return func(*args, **(kwargs or {}))
 
 
 def _named_tensors(model: nn.Module) -> list[tuple[list[str], Tensor]]:

@@ -129,7 +129,7 @@ class FastDLRM:
 
 def takes(model: Model) -> bool:
     """Whether the fast path computes what this model does for one id per feature."""
-    if not isinstance(model, DLRM) or model.config.interaction != "dot" or model.bags.output_device is not None:
+    if type(model) is not DLRM or model.config.interaction != "dot" or model.bags.output_device is not None:
         return False
     bags = model.bags
     tensors = [*model.parameters(), *model.buffers()]

@@ -26,6 +26,7 @@ from holdall.optim.optimizers import Optimizers
 from holdall.optim.table_bytes import count_table_bytes
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
+from holdall.training.check_own_model import check_own_model
 from holdall.training.config import TrainConfig
 from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
@@ -131,6 +132,7 @@ class Trainer:
         if config.placement.plan is None:
             find_strategy(config, processes)  # raises before any process waits for others
         agree_on_run(config, self.schema, processes)
+        check_own_model(config.model.model_config(), self.schema)
         self.data_check = DataCheck(self.data, processes)
         config = with_sample_order(config, self.data, out, self.device, resume=resume, processes=processes)
         config = with_rates(config, out, resume=resume, processes=processes)
