@@ -29,6 +29,8 @@ from holdall.models import DLRM as DLRM
 from holdall.models import NCF as NCF
 from holdall.models import TBSM as TBSM
 from holdall.models import DCNConfig as DCNConfig
+from holdall.models import DeepFM as DeepFM
+from holdall.models import DeepFMConfig as DeepFMConfig
 from holdall.models import DLRMConfig as DLRMConfig
 from holdall.models import Model as Model
 from holdall.models import ModelConfig as ModelConfig

@@ -59,6 +59,8 @@ def test_settings_change_the_named_configuration(config: TrainConfig, expected: 
         ({"model": "ncf", "model_setting": ("factors=big",)}, "model ncf: setting 'factors' must be a whole number"),
         ({"model": "tbsm", "model_setting": ("event=4,x",)}, r"setting 'event\[1\]' must be a whole number, not 'x'"),
         ({"model": "dcn", "model_setting": ("structure=flat",)}, "must be 'stacked' or 'parallel'"),
+        ({"model": "deepfm", "bottom": (8,)}, r"deepfm has no 'bottom' \(known: dim, top"),
+        ({"model": "deepfm", "dim": 1}, "dim must be 2 or more, not 1"),
         ({"model": "dcn", "model_scale": 0.0}, "a factor above 0, not by 0.0"),
         ({"model": "rmc5"}, "unknown model 'rmc5' \\(did you mean 'rmc"),
     ],

@@ -12,6 +12,7 @@ from holdall.data.batch import Batch, Ids
 from holdall.kernels import interaction
 from holdall.models import Model, ModelConfig
 from holdall.models.dcn import DCNConfig
+from holdall.models.deepfm import DeepFMConfig
 from holdall.models.dlrm import DLRMConfig
 from tests.models.made_up import click_batch, clicks
 
@@ -20,6 +21,7 @@ BATCH = click_batch(SCHEMA)
 CONFIGS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(dim=4, bottom=(8,), top=(8,)),
     "dcn": DCNConfig(dim=4, top=(8,)),
+    "deepfm": DeepFMConfig(dim=4, top=(8,)),
 }
 
 

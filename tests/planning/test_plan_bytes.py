@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdall.data.schema import Feature
-from holdall.models import DCNConfig, DLRMConfig, NCFConfig
+from holdall.models import DCNConfig, DeepFMConfig, DLRMConfig, NCFConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
@@ -46,7 +46,10 @@ def test_compressed_tables(case: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
-@pytest.mark.parametrize("config", [DLRMConfig(dim=8, bottom=(16,), top=(32, 8)), DCNConfig(dim=8, top=(16,))])
+@pytest.mark.parametrize(
+    "config",
+    [DLRMConfig(dim=8, bottom=(16,), top=(32, 8)), DCNConfig(dim=8, top=(16,)), DeepFMConfig(dim=8, top=(16,))],
+)
 def test_a_step_allocates_what_the_rehearsal_says(config: ModelConfig, optimizer: str) -> None:
     """The rehearsal has seen batches of 16 and 32; this is one of 500."""
     schema = schema_of(dict.fromkeys(ROWS, 500))

@@ -71,7 +71,7 @@ def test_dense_tables_of_several_types_come_back(data: Path, tmp_path: Path) -> 
     assert torch.equal(scores(loaded, data), scores(model, data))
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dcn", "dcn-mlperf"])
+@pytest.mark.parametrize("name", ["dlrm", "dcn", "dcn-mlperf", "deepfm"])
 def test_every_model_of_click_logs_comes_back(name: str, bag_data: Path, tmp_path: Path) -> None:
     config = CONFIGURATIONS[name].scaled(0.05)
     model = config.build(Schema.load(bag_data))

@@ -103,7 +103,7 @@ def test_every_precision_scores_as_evaluation(
         check_equal(tmp_path / "bundle", model, data)
 
 
-@pytest.mark.parametrize("name", ["dlrm", "dcn", "dcn-mlperf"])
+@pytest.mark.parametrize("name", ["dlrm", "dcn", "dcn-mlperf", "deepfm"])
 def test_every_model_of_click_logs_scores_as_evaluation(name: str, bag_data: Path, tmp_path: Path) -> None:
     config = CONFIGURATIONS[name].scaled(0.05)
     model = config.build(Schema.load(bag_data))

@@ -26,6 +26,7 @@ NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4
 SMALL = TrainConfig.of(batch_size=64, lr=0.05, deterministic=True, optimizer="adagrad")
 FAMILIES = {
     "dcn": SMALL.replace(model="dcn", dim=4, top=(16,), model_setting=("rank=8",)),
+    "deepfm": SMALL.replace(model="deepfm", dim=4, top=(16,)),
     "neumf": SMALL.replace(model="neumf", model_setting=("factors=4",)),
     "gmf": SMALL.replace(model="gmf", model_setting=("factors=4",)),
     "tbsm": SMALL.replace(model="tbsm", dim=4, model_setting=("length=5", "event=16,8"), top=(16,)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.models.dcn import DCN, DCNConfig
+from holdall.models.deepfm import DeepFM, DeepFMConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.models.ncf import NCF, NCFConfig
@@ -13,6 +14,7 @@ from holdall.models.tbsm import TBSM, TBSMConfig
 CONFIGURATIONS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(),
     "dcn": DCNConfig(),
+    "deepfm": DeepFMConfig(),
     "ncf": NCFConfig(),
     "neumf": NCFConfig(),
     "gmf": NCFConfig(parts="gmf"),
@@ -52,6 +54,8 @@ __all__ = [
     "TBSM",
     "DCNConfig",
     "DLRMConfig",
+    "DeepFM",
+    "DeepFMConfig",
     "Model",
     "ModelConfig",
     "NCFConfig",

@@ -12,6 +12,7 @@ from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
 from holdall.models import CONFIGURATIONS, Model, ModelConfig
 from holdall.models.dcn import DCNConfig
+from holdall.models.deepfm import DeepFMConfig
 from holdall.models.dlrm import DLRMConfig
 from holdall.serving.export.export_check import check_batches
 from holdall.serving.export.model_inputs import ModelInputs
@@ -60,8 +61,9 @@ def test_every_method(name: str, bags: Path) -> None:
         DLRMConfig(dim=8, bottom=(8,), top=(8,), interaction="concat"),
         DCNConfig(dim=8, top=(8,), structure="parallel"),
         DCNConfig(dim=8, bottom=(8,), top=(8,), rank=2),
+        DeepFMConfig(dim=8, top=(8,)),
     ],
-    ids=["concat", "parallel", "ranks"],
+    ids=["concat", "parallel", "ranks", "deepfm"],
 )
 def test_models_of_clicks(config: ModelConfig, bags: Path) -> None:
     schema = Schema.load(bags)
