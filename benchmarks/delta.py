@@ -106,7 +106,7 @@ def update(side: str, folder: Path, port: int, step: int) -> dict[str, Any]:
     rows = json.dumps(found["example"]).encode()
     score = asked(port, "/score", rows)["scores"][0]
     served = time.perf_counter()
-    expected = holdall.Published(folder / side).load().score(found["example"]["rows"])[0]
+    expected = holdall.load(folder / side).score(found["example"]["rows"])[0]
     assert abs(score - float(expected)) < 1e-6, (score, expected)
     return {
         "import_seconds": published - start - release - publish,

@@ -56,8 +56,8 @@ from holdall.serving.evaluate import evaluate as evaluate
 from holdall.serving.explain_row import ExplainedRow as ExplainedRow
 from holdall.serving.export.export import export as export
 from holdall.serving.export.export import open_export as open_export
-from holdall.serving.publish import Published as Published
 from holdall.serving.publish import publish as publish
+from holdall.serving.published_folder import Published as Published
 from holdall.serving.release import release as release
 from holdall.serving.row_comparison import VerifyReport as VerifyReport
 from holdall.serving.score_files import ScoreReport as ScoreReport

@@ -22,7 +22,9 @@ from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.models import DLRMConfig
 from holdall.serving.bundle import TABLES_FILE, Origin, Quality, open_bundle, write_bundle
-from holdall.serving.publish import CURRENT_FILE, Published, publish
+from holdall.serving.publish import publish
+from holdall.serving.published_folder import CURRENT_FILE, Published
+from holdall.serving.scorer import load_bundle
 from holdall.serving.write_delta import write_delta
 from tests.common.killed import killed_at_each_change
 
@@ -115,7 +117,7 @@ def test_current_is_read_again_only_when_it_was_replaced(
     published = Published(tmp_path)
     first = published.current()
     with monkeypatch.context() as patched:
-        patched.setattr("holdall.serving.publish.read_json", None)
+        patched.setattr("holdall.serving.published_folder.read_json", None)
         assert published.current() is first
     publish(bundles[1], tmp_path)
     assert published.current().step == 20
@@ -127,7 +129,7 @@ def test_what_is_loaded_scores_as_the_bundle(bundles: list[Path], data: Path, tm
     published = Published(tmp_path)
     batch = next(iter(Loader(DataSet(data, "test"), 100).epoch(0)))
     for target, bundle in zip(published.targets(), reversed(bundles[:2]), strict=True):
-        scorer, expected = published.load(target), holdall.load(bundle)
+        scorer, expected = load_bundle(published.open(target)), holdall.load(bundle)
         assert scorer.fingerprint == target.fingerprint == expected.fingerprint
         assert scorer.step == target.step
         assert torch.equal(scorer.logits(batch), expected.logits(batch))
@@ -241,14 +243,14 @@ def test_a_delta_is_published_and_gone_back_from(bundles: list[Path], data: Path
     scores = []
     batch = next(iter(Loader(DataSet(data, "test"), 100).epoch(0)))
     for step in (11, 12, 13, 14):
-        scores.append(Published(served).load().logits(batch))
+        scores.append(holdall.load(served).logits(batch))
         target = publish(next_delta(tmp_path / f"delta-{step}", served, step, step), served).target
         assert (target.step, len(target.deltas)) == (step, step - 10)
     assert steps(served) == [14, 13, 12]
     assert len(copies(served)) == 5  # the last three need the bundle and all deltas
     for step in (13, 12):
         publish(None, served, back=True)
-        assert torch.equal(Published(served).load().logits(batch), scores[step - 10])
+        assert torch.equal(holdall.load(served).logits(batch), scores[step - 10])
     publish(bundles[1], served)
     assert steps(served) == [20, 12]
     assert len(copies(served)) == 4

@@ -25,7 +25,8 @@ from holdall.serving.bundle_model import stored_tensors
 from holdall.serving.changed_rows import compare_tensors
 from holdall.serving.delta import apply_deltas, open_delta
 from holdall.serving.gate import GateError
-from holdall.serving.publish import Published, publish
+from holdall.serving.publish import publish
+from holdall.serving.published_folder import Published
 from holdall.serving.release import release
 from holdall.serving.release_delta import merge
 from holdall.training.config import TrainConfig

@@ -145,7 +145,7 @@ def test_a_run_scores_as_its_bundle(data: Path, tmp_path: Path) -> None:
         assert torch.equal(run.logits(batch), bundle.logits(batch))
     rows = raw_rows(data)[:9]
     assert np.array_equal(run.score(rows), bundle.score(rows))
-    with pytest.raises(DataError, match="neither a bundle nor a run"):
+    with pytest.raises(DataError, match="neither a bundle, a published folder nor a run"):
         holdall.load(data)
 
 

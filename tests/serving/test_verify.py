@@ -25,6 +25,7 @@ from holdall.data.schema import Schema
 from holdall.models import Model
 from holdall.serving.bundle import Origin, Quality, write_bundle
 from holdall.serving.export.onnx_session import OnnxScorer
+from holdall.serving.published_folder import Published
 from holdall.serving.release import TrainedRun
 from holdall.training.config import TrainConfig
 from tests.serving.made_up import implicit_files, raw_files_of
@@ -69,6 +70,32 @@ def test_a_bundle_of_every_format_passes(kind: str, tmp_path: Path) -> None:
     assert report.largest_difference <= 1e-6
     assert report.notes[0].startswith("raw rows are those of ")
     assert verify(folder, rows=37).rows == 37
+
+
+def test_a_published_folder_stands_for_its_current_bundle(shops: Path, tmp_path: Path) -> None:
+    after = shutil.copytree(shops / "run", tmp_path / "after")
+    holdall.train(shops / "data", after, replace(SMALL, epochs=2), resume=True)
+    shutil.rmtree(after / "best")  # the newest checkpoint is released in its place
+    holdall.publish(shops / "bundle", tmp_path / "served")
+    holdall.release(after, tmp_path / "delta", since=tmp_path / "served", device="cpu")
+    holdall.publish(tmp_path / "delta", tmp_path / "served")
+    holdall.release(after, tmp_path / "whole", as_trained=True, device="cpu")
+    main(["verify", str(tmp_path / "served"), "--against", str(after), "--device", "cpu"])
+    for name in ("served", "whole", "before"):
+        bundle = shops / "bundle" if name == "before" else tmp_path / name
+        main(["score", str(bundle), str(shops / "rows.csv"), "--out", str(tmp_path / f"{name}.csv")])
+    assert (tmp_path / "before.csv").read_bytes() != (tmp_path / "whole.csv").read_bytes()
+    assert (tmp_path / "served.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
+    served, whole = (holdall.evaluate(tmp_path / name, data=shops / "data") for name in ("served", "whole"))
+    assert served == whole
+    rows = Published(tmp_path / "served").current().deltas[0]
+    damaged = tmp_path / "served" / rows / "rows.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.unlink()  # it may be a link to the file of the delta
+    damaged.write_bytes(content)
+    with pytest.raises(DataError, match=r"rows\.safetensors was changed"):
+        holdall.verify(tmp_path / "served", after, device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["csv", "avazu"])

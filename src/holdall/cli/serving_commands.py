@@ -112,7 +112,7 @@ def score(
     """Score raw rows, in their order; labels may be missing.
 
     Args:
-        bundle: Bundle, or run folder.
+        bundle: Bundle, published folder, or run folder.
         sources: Files or globs to read, in order, like those that were prepared; or any Parquet with their columns.
         out: File to write: Parquet, or CSV by its suffix.
         format: Layout of the files, if another than that of the data set: a format of prepare.
@@ -160,7 +160,7 @@ def verify(
     """Replay raw rows through a bundle, and compare every value and score with training.
 
     Args:
-        bundle: Bundle to verify.
+        bundle: Bundle to verify, or published folder, of which the current one is.
         against: Run folder that it was released from.
         rows: Rows to compare, at most.
         data: Data set folder with the same ids; the one trained on when absent.
@@ -213,8 +213,8 @@ def publish(
         allow_other_ids: Accept a bundle with other ids than the current one, of a data set that follows the old one.
         json: Print the description of the published folder as JSON on stdout.
     """
-    from holdall.serving.publish import describe_published
     from holdall.serving.publish import publish as run_publish
+    from holdall.serving.published_folder import describe_published
     from holdall.serving.render import published_text
 
     done = run_publish(path, to, back=back, allow_older=allow_older, allow_other_ids=allow_other_ids)

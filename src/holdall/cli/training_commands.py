@@ -171,7 +171,7 @@ def evaluate(
     """Evaluate a trained or released model on a split.
 
     Args:
-        run: Run folder or bundle.
+        run: Run folder, bundle or published folder.
         split: Split to evaluate on.
         data: Another data set folder with the same ids; the one trained on when absent. A bundle needs it.
         k: K of HR@K and NDCG@K, of held-out events of implicit data (10 when absent) or of clicks by --group-by.

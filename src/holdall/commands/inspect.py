@@ -20,7 +20,7 @@ from holdall.serving.bundle import is_bundle, open_bundle
 from holdall.serving.delta import is_delta, open_delta
 from holdall.serving.export.export_folder import is_export
 from holdall.serving.export.render import describe_export, show_export
-from holdall.serving.publish import describe_published, is_published
+from holdall.serving.published_folder import describe_published, is_published
 from holdall.serving.render import describe, describe_delta, show_bundle, show_delta, show_published
 from holdall.tables.describe import describe_method
 from holdall.training.evaluate_run import BEST, CHECKPOINTS

@@ -178,15 +178,18 @@ def is_delta(path: Path) -> bool:
     return (path / DELTA_FILE).exists()
 
 
-def open_delta(path: str | Path) -> Delta:
-    """The delta at `path`, after its files were compared with their hashes."""
+def open_delta(path: str | Path, *, verify: bool = False) -> Delta:
+    """The delta at `path`, after its files were compared with their hashes.
+
+    A file that this machine has compared before is not read again, except with `verify`.
+    """
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"no delta {path}: name a folder that `holdall release --since` made")
     record = read_json(path / DELTA_FILE, DeltaRecord, format=FORMAT, version=VERSION, cure=CURE)
     refuse_names(path, record.files, DELTA_FILE, "a delta", CURE)
     listed = {path / name: hashes for name, hashes in record.files.items()}
-    FileCheck(listed, listed_in=DELTA_FILE, cure=CURE).result()
+    FileCheck(listed, listed_in=DELTA_FILE, cure=CURE, remember=not verify).result()
     needed = [ROWS_FILE, MODEL_FILE, *([SCHEMA_FILE] if TOMBSTONES_FILE in record.files else [])]
     for name in needed:
         if name not in record.files:

@@ -6,79 +6,45 @@
       000008-delta-77b1d09c5a3e/       deltas that are applied to a bundle when it is loaded
 
 `publish` puts a complete copy in, under a new name, and then replaces `current.json` in one step, so that a kill at any
-moment leaves a folder that loads. `Published` is the reader: `current` is cheap enough to be called every second. The
-format is in docs/formats.md.
+moment leaves a folder that loads. The reader is `published_folder`; the format is in docs/formats.md.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import re
 import shutil
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from holdall.common.checked_files import FileCheck, FileHash
-from holdall.common.decode import Count
 from holdall.common.errors import ConfigError, DataError
-from holdall.common.files import PARTIAL, atomic_folder, fsync_file, read_json, write_json
+from holdall.common.files import PARTIAL, atomic_folder, fsync_file, write_json
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import refuse_broken_link, refuse_place
 from holdall.serving.bundle import BUNDLE_FILE, Bundle, Record, open_bundle
 from holdall.serving.delta import DELTA_FILE, Delta, apply_deltas, is_delta, open_delta
 from holdall.serving.mapped_tensors import CURE
-from holdall.serving.scorer import Scorer, load_bundle
+from holdall.serving.published_folder import (
+    COPY_NAME,
+    CURRENT_FILE,
+    FORMAT,
+    VERSION,
+    Published,
+    PublishedRecord,
+    Target,
+    is_published,
+)
 
 try:
     import fcntl
 except ImportError:  # not a POSIX system
     fcntl = None  # type: ignore[assignment]
 
-FORMAT = "holdall-published"
-VERSION = 1
-CURRENT_FILE = "current.json"
 KEEP = 3
 """Targets that a published folder keeps: the current one and those before it."""
-_NAME = re.compile(r"(\d{6,})-(bundle|delta)-[0-9a-f]{12}")
 _FICLONE = 0x40049409  # Linux's request for a copy that shares the blocks of a file
-_CURE = "copy the folder again, or publish a bundle to a new one"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """Model in a published folder: a bundle, and the deltas that are applied to it, in order."""
-
-    bundle: str
-    deltas: tuple[str, ...] = ()
-    fingerprint: str
-    """That of the bundle with its deltas."""
-    step: Count | None
-    ids_fingerprint: str | None
-    published: str
-    """UTC time."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Folders that it needs."""
-        return (self.bundle, *self.deltas)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Record(Target):
-    """Content of `current.json`."""
-
-    kind: Literal["published"]
-    history: tuple[Target, ...] = ()
-    """Targets before this one, the newest first."""
-
-    @property
-    def targets(self) -> tuple[Target, ...]:
-        """The current target and those before it."""
-        own = Target(**{field.name: getattr(self, field.name) for field in fields(Target)})
-        return (own, *self.history)
 
 
 @dataclass(frozen=True)
@@ -93,64 +59,6 @@ class Publication:
     @property
     def changed(self) -> bool:
         return self.before is None or self.before.fingerprint != self.target.fingerprint
-
-
-class Published:
-    """Reader of a published folder.
-
-    published = Published("served")
-    target = published.current()           # every second
-    bundle = published.open(target)        # when it is another one than before
-    """
-
-    def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
-        self._seen: tuple[int, ...] = ()
-        self._targets: tuple[Target, ...] = ()
-
-    def current(self) -> Target:
-        """The target that is served; `current.json` is read only if it was replaced since the last call."""
-        return self.targets()[0]
-
-    def targets(self) -> tuple[Target, ...]:
-        """The current target and those before it that one can go back to, the newest first."""
-        file = self.folder / CURRENT_FILE
-        try:
-            found = file.stat()
-        except OSError as error:
-            raise DataError(
-                f"{self.folder} is not a published folder, since {CURRENT_FILE} cannot be read ({error.strerror}): "
-                f"make one with `holdall publish BUNDLE --to {self.folder}`"
-            ) from None
-        seen = (found.st_ino, found.st_dev, found.st_size, found.st_mtime_ns)
-        if seen != self._seen:
-            targets = read_json(file, _Record, format=FORMAT, version=VERSION, cure=_CURE).targets
-            for name in (name for target in targets for name in target.names):
-                if _NAME.fullmatch(name) is None:
-                    raise DataError(f"{file} names a folder that is not its own ({name[:60]!r}): {_CURE}")
-            self._seen, self._targets = seen, targets
-        return self._targets
-
-    def open(self, target: Target | None = None) -> Bundle:
-        """The bundle of a target, or of the current one, after its files were compared with their hashes."""
-        target = self.current() if target is None else target
-        for name in target.names:
-            if (self.folder / name).is_symlink():
-                raise DataError(f"{self.folder / name} is a link, which a published folder does not have: {_CURE}")
-        bundle = open_bundle(self.folder / target.bundle)
-        bundle = apply_deltas(bundle, [open_delta(self.folder / name) for name in target.deltas])
-        if bundle.fingerprint != target.fingerprint:
-            raise DataError(f"{self.folder / target.names[-1]} is another one than {CURRENT_FILE} says: {_CURE}")
-        return bundle
-
-    def load(self, target: Target | None = None, *, device: str = "cpu", mmap: bool = True) -> Scorer:
-        """The scorer of a target, or of the current one; `device` and `mmap` as for `holdall.load`."""
-        return load_bundle(self.open(target), device=device, mmap=mmap)
-
-
-def is_published(path: Path) -> bool:
-    """Whether a folder says that it is a published folder."""
-    return (path / CURRENT_FILE).exists()
 
 
 def publish(
@@ -202,7 +110,7 @@ def _existing(folder: Path) -> tuple[Target, ...]:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: name a folder to publish to (--to)")
     for entry in folder.iterdir() if folder.exists() else ():
-        ours = _NAME.match(entry.name) or entry.name.startswith((".holdall-", CURRENT_FILE))
+        ours = COPY_NAME.match(entry.name) or entry.name.startswith((".holdall-", CURRENT_FILE))
         if not ours:
             raise ConfigError(
                 f"{folder} is not a published folder (it has {entry.name} and no {CURRENT_FILE}): name a new folder to "
@@ -266,7 +174,7 @@ def _kept(source: Bundle | Delta, targets: tuple[Target, ...]) -> Target | None:
 
 
 def _write_current(folder: Path, targets: tuple[Target, ...]) -> None:
-    record = _Record(**vars(targets[0]), kind="published", history=targets[1:])
+    record = PublishedRecord(**vars(targets[0]), kind="published", history=targets[1:])
     write_json(folder / CURRENT_FILE, {"format": FORMAT, "version": VERSION, **asdict(record)}, hashed=True)
     fsync_file(folder)
 
@@ -275,7 +183,7 @@ def _remove_unnamed(folder: Path, targets: tuple[Target, ...]) -> None:
     """Remove copies that no target needs, and what a killed publication left."""
     named = {name for target in targets for name in target.names}
     for entry in folder.iterdir() if folder.exists() else ():
-        if _NAME.fullmatch(entry.name.removesuffix(PARTIAL)) and entry.name not in named and not entry.is_symlink():
+        if COPY_NAME.fullmatch(entry.name.removesuffix(PARTIAL)) and entry.name not in named and not entry.is_symlink():
             shutil.rmtree(entry)
 
 
@@ -283,7 +191,7 @@ def _copied(source: Bundle | Delta, folder: Path, targets: tuple[Target, ...]) -
     """Target of a complete copy, under a new name, of a bundle, or of a delta to the current target."""
     changes = isinstance(source, Delta)
     kind, listed_in = ("delta", DELTA_FILE) if changes else ("bundle", BUNDLE_FILE)
-    numbers = [int(found[1]) for entry in folder.glob("*") if (found := _NAME.match(entry.name))]
+    numbers = [int(found[1]) for entry in folder.glob("*") if (found := COPY_NAME.match(entry.name))]
     name = f"{max(numbers, default=0) + 1:06d}-{kind}-{source.fingerprint[:12]}"
     is_new = not folder.exists()
     try:
@@ -336,9 +244,3 @@ def _shared(source: Path, target: Path) -> bool:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def describe_published(path: Path) -> dict[str, Any]:
-    """A JSON-able description of a published folder."""
-    first, *others = Published(path).targets()
-    return {"kind": "published", "path": str(path), **asdict(first), "history": [asdict(other) for other in others]}

@@ -10,12 +10,12 @@ from holdall.common.errors import DataError
 from holdall.common.output_folder import check_output
 from holdall.data.identity import ids_fingerprint
 from holdall.serving.base_form import in_base_form
-from holdall.serving.bundle import BUNDLE, Bundle, Quality, open_bundle
+from holdall.serving.bundle import BUNDLE, Bundle, Quality
 from holdall.serving.delta import DELTA, apply_deltas, open_delta
 from holdall.serving.forms import Form, Forms
 from holdall.serving.gate import OPTIONS, GateError, Released, refuse_unproved
 from holdall.serving.proof import Limits
-from holdall.serving.publish import Published, is_published
+from holdall.serving.published_folder import open_current
 from holdall.serving.trained_run import (
     ReleaseReport,
     TrainedRun,
@@ -32,8 +32,7 @@ from holdall.training.same_data import refuse_other_data
 def open_base(since: Sequence[Path]) -> Bundle:
     """A bundle, or the current one of a published folder, with the deltas that are named after it."""
     first, *deltas = since
-    bundle = Published(first).open() if is_published(first) else open_bundle(first)
-    return apply_deltas(bundle, [open_delta(path) for path in deltas])
+    return apply_deltas(open_current(first), [open_delta(path) for path in deltas])
 
 
 def merge(base: str | Path, deltas: Sequence[str | Path], out: str | Path, *, overwrite: bool = False) -> ReleaseReport:

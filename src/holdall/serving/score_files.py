@@ -82,10 +82,10 @@ def score(
 ) -> ScoreReport:
     """Score the rows of files (names or patterns), and write a row for each of them, in order.
 
-    `bundle` is a bundle, a run or a `Scorer`. Files are read as those that the data set was prepared from, unless
-    `format` or `schema`, a TOML file, says otherwise; labels may be missing. `out` is Parquet, or CSV by its suffix,
-    and is written whole or not at all: columns of the raw files to `keep`, `label` (null where it is missing) and
-    `score`. With `bad_rows="skip"` rows that cannot be read have a null score and are listed beside `out`.
+    `bundle` is a bundle, a published folder, a run or a `Scorer`. Files are read as those that the data set was
+    prepared from, unless `format` or `schema`, a TOML file, says otherwise; labels may be missing. `out` is Parquet, or
+    CSV by its suffix, and is written whole or not at all: columns of the raw files to `keep`, `label` (null where it is
+    missing) and `score`. With `bad_rows="skip"` rows that cannot be read have a null score and are listed beside `out`.
     """
     out = Path(out)
     names = [sources] if isinstance(sources, str | Path) else list(sources)

@@ -26,10 +26,11 @@ from holdall.data.identity import json_digest
 from holdall.data.schema import Schema
 from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
-from holdall.serving.bundle import Bundle, is_bundle, open_bundle
+from holdall.serving.bundle import Bundle, is_bundle
 from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
+from holdall.serving.published_folder import is_published, open_current
 from holdall.serving.raw_rows import RowFormat
 from holdall.serving.row_encoder import EncodedBatch, RowEncoder
 from holdall.serving.trained_run import TrainedRun
@@ -42,16 +43,19 @@ WARM_UP_ROWS = (1, 64)
 
 
 def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
-    """The scorer of a bundle, or of a run with the id maps of its data set folder.
+    """The scorer of a bundle, of what is current in a published folder, or of a run with the id maps of its data set.
 
     The tables of a bundle are views of its file on the CPU, unless `mmap` is False: opening reads none of their rows.
     The first time that a machine opens a bundle its files are compared with their hashes, which reads them all.
     """
     path = Path(path)
-    if is_bundle(path):
-        return load_bundle(open_bundle(path), device=device, mmap=mmap)
+    if is_bundle(path) or is_published(path):
+        return load_bundle(open_current(path), device=device, mmap=mmap)
     if not (path / RUN_FILE).exists():
-        raise DataError(f"{path} is neither a bundle nor a run: name a folder of `holdall release` or `holdall train`")
+        raise DataError(
+            f"{path} is neither a bundle, a published folder nor a run: name a folder of `holdall release`, `holdall "
+            f"publish` or `holdall train`"
+        )
     run = TrainedRun.load(path, device=str(pick_device(device)))
     model = run.model.requires_grad_(False).eval()
     reads = [feature.name for feature in run.config.model.model_config().reads(run.schema).features]

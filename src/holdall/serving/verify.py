@@ -18,12 +18,13 @@ from holdall.common.decode import decode, parse_json
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.progress import SampleProgress
 from holdall.data.identity import ids_fingerprint
-from holdall.serving.bundle import Bundle, open_bundle
+from holdall.serving.bundle import Bundle
 from holdall.serving.export.export import open_export
 from holdall.serving.export.exported_scorer import ExportedScorer
+from holdall.serving.published_folder import open_current
 from holdall.serving.replay import RawSource, ReplayedRows, check_columns, rebuilt, replayed
 from holdall.serving.row_comparison import TOLERANCE, Mismatch, RowComparison, VerifyReport
-from holdall.serving.scorer import Scorer, load
+from holdall.serving.scorer import Scorer, load_bundle
 from holdall.serving.trained_run import TrainedRun
 
 BATCH_ROWS = 4096
@@ -42,7 +43,7 @@ def verify(
     device: str = "auto",
     quiet: bool = True,
 ) -> VerifyReport:
-    """Replay raw rows through a bundle and compare with what training had.
+    """Replay raw rows through a bundle, or what is current in a published folder, and compare with training.
 
     `against` is the run that it was released from; `data` another folder with the same ids than the one trained on.
     Raw rows are those of the files that were prepared, or, where these are gone, the values behind the stored ids.
@@ -56,8 +57,8 @@ def verify(
         raise ConfigError("--export is compared on the rows of a run: name it (--against)")
     if rows < 1:
         raise ConfigError(f"rows is {rows}, but must be 1 or more")
-    opened = open_bundle(bundle, verify=True)
-    scorer = load(bundle, device=device)
+    opened = open_current(bundle, verify=True)
+    scorer = load_bundle(opened, device=device)
     report = VerifyReport()
     if against is not None:
         exported = None if export is None else _open_export(Path(export), scorer, run_code)

@@ -104,7 +104,7 @@ def test_a_server_answers_503_until_its_model_is_ready(bundle: Path, row: dict[s
 
 
 def test_a_bundle_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="neither a bundle nor a run"):
+    with pytest.raises(DataError, match="neither a bundle, a published folder nor a run"):
         Server(FixedSource(tmp_path), ServerConfig(port=0)).run()
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from holdall.common.errors import HoldallError
-from holdall.serving.publish import Published, is_published
-from holdall.serving.scorer import Scorer, load
+from holdall.serving.published_folder import Published, is_published
+from holdall.serving.scorer import Scorer, load, load_bundle
 
 log = logging.getLogger("holdall.server")
 BACKGROUND_NICENESS = 10
@@ -64,7 +64,7 @@ class PublishedSource:
             return None
         self._last, self._next_try = target.fingerprint, time.monotonic() + self._wait
         self._wait *= 2
-        scorer = self._published.load(target)
+        scorer = load_bundle(self._published.open(target))
         self._next_try = math.inf
         return scorer
 
