@@ -28,8 +28,7 @@ from holdall.embedding.compress import compress
 from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.models import DCNConfig, DLRMConfig, Model, ModelConfig, TBSMConfig
 from holdall.models.model import batch_device
-from holdall.optim.config import OptimizerConfig
-from holdall.optim.optimizer_kinds import OptimizerName
+from holdall.optim.config import OptimizerConfig, OptimizerName
 from holdall.optim.optimizers import Optimizers
 from holdall.tables import HotCold, Method, TensorTrain
 from holdall.tables.budget import suggest

@@ -19,7 +19,7 @@ from benchmarks.methods_sides import FOLDING, counts_of, fold
 from holdall.common.errors import ConfigError
 from holdall.evaluation.paired import PairedDifference
 from holdall.models import Model, ModelConfig, configuration
-from holdall.models.settings import ModelSettings
+from holdall.planning.model_settings import ModelSettings
 from holdall.serving.forms import Forms
 from holdall.serving.polish import polish
 from holdall.serving.proof import halves

@@ -433,9 +433,22 @@ time.sleep(60)
 """
 
 
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"holdall {holdall.__version__}\n"
+
+
+def test_no_words_print_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([])
+    assert stop.value.code == 0
+    assert "subcommands" in capsys.readouterr().out
+
+
 @pytest.mark.slow
-def test_ctrl_c_while_importing_exits_130(tmp_path: Path) -> None:
-    (tmp_path / "tyro.py").write_text(INTERRUPTED)  # the last package that is imported
+@pytest.mark.parametrize("package", ["tyro", "torch"])  # imported to read the words, and by the command
+def test_ctrl_c_while_importing_exits_130(package: str, tmp_path: Path) -> None:
+    (tmp_path / f"{package}.py").write_text(INTERRUPTED)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, "-m", "holdall", "inspect", "x"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -156,6 +156,7 @@ OTHER_FLAGS = {
     "tritonserver": "model-repository",
     "benchmarks": "list data source criteo avazu help",
     "mkdocs": "strict",
+    "tyro": "tyro-print-completion tyro-write-completion",
     "tests.attacks": "only",
     "of 0.1.0, which the changelog names": "consistency",
 }
@@ -165,9 +166,9 @@ OTHER_FLAGS = {
 def test_flags_that_pages_name_exist(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     known = {flag for flags in OTHER_FLAGS.values() for flag in flags.split()}
-    for command in cli.COMMANDS:
+    for words in ([], *([command] for command in cli.COMMANDS)):
         with pytest.raises(SystemExit):
-            cli.main([command, "--help"])
+            cli.main([*words, "--help"])
         known |= set(re.findall(r"--([a-z][a-z0-9-]*)", capsys.readouterr().out))
     for page in pages.PAGES:
         code = "\n".join(re.findall(r"`[^`\n]+`|^```.*?^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M))

@@ -65,6 +65,23 @@ def test_the_package_itself_imports_nothing_heavy() -> None:
     assert result.stdout.strip() == "[]", result.stderr
 
 
+HELP = """
+import contextlib, io, sys
+from holdall.cli import COMMANDS, main
+
+for words in ([], *([name] for name in COMMANDS)):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
+        main([*words, "--help"])
+    assert "usage: holdall" in out.getvalue(), words
+print([name for name in ("torch", "numpy", "pyarrow", "polars") if name in sys.modules])
+"""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    result = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, timeout=300)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
 def test_every_public_name_is_there() -> None:
     import holdall
 

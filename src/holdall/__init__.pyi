@@ -13,8 +13,8 @@ from holdall.data.dataset import DataSet as DataSet
 from holdall.data.encode import encode_rows as encode_rows
 from holdall.data.infer_schema import schema as schema
 from holdall.data.loader import Loader as Loader
-from holdall.data.prepare import PrepareConfig as PrepareConfig
 from holdall.data.prepare import prepare as prepare
+from holdall.data.prepare_config import PrepareConfig as PrepareConfig
 from holdall.data.schema import Feature as Feature
 from holdall.data.schema import Schema as Schema
 from holdall.embedding.bags import EmbeddingBags as EmbeddingBags
@@ -45,10 +45,10 @@ from holdall.planning.machine.hardware import Hardware as Hardware
 from holdall.planning.machine.measure import hardware as hardware
 from holdall.planning.plan import Plan as Plan
 from holdall.planning.planner import plan as plan
-from holdall.popularity.order import OrderConfig as OrderConfig
 from holdall.popularity.order import order as order
+from holdall.popularity.order_config import OrderConfig as OrderConfig
 from holdall.popularity.profile import Profile as Profile
-from holdall.popularity.profiling import ProfileConfig as ProfileConfig
+from holdall.popularity.profile_config import ProfileConfig as ProfileConfig
 from holdall.popularity.profiling import profile as profile
 from holdall.serving.bundle import Bundle as Bundle
 from holdall.serving.bundle import open_bundle as open_bundle

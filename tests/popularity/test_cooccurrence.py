@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from benchmarks.session_log import SessionLog, write_sessions
 from holdall.data.dataset import DataSet
 from holdall.popularity import cooccurrence
-from holdall.popularity.communities import BYTES_PER_EDGE, find_communities
+from holdall.popularity.communities import find_communities
 from holdall.popularity.cooccurrence import EdgeCounter, Edges, count_pairs, draw_partners
+from holdall.popularity.order_config import BYTES_PER_EDGE
 
 
 def counted(edges: Edges) -> dict[tuple[int, int], int]:

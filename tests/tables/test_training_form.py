@@ -11,9 +11,9 @@ from holdall.common.errors import ConfigError
 from holdall.data.loader import Loader
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
+from holdall.planning.table_settings import TableSettings
 from holdall.tables import Dense, HotCold, Method, MixedDimension, Quantized
 from holdall.tables.budget import suggest
-from holdall.tables.settings import TableSettings
 from holdall.training.config import TrainConfig
 from holdall.training.start import refuse_frozen_tables
 from holdall.training.trainer import Trainer, train

@@ -13,7 +13,7 @@ import pytest
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import overlay, sections, settings_marked
-from holdall.models.settings import ModelSettings
+from holdall.planning.model_settings import ModelSettings
 from holdall.training.config import TrainConfig
 from holdall.training.setting_groups import OptimizerSettings, PlacementSettings
 

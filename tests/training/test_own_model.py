@@ -17,7 +17,7 @@ from holdall import cli
 from holdall.cli.options import import_model
 from holdall.common.errors import CheckpointError, ConfigError
 from holdall.models import own
-from holdall.models.settings import ModelSettings
+from holdall.planning.model_settings import ModelSettings
 from holdall.serving.fast_dlrm import takes
 from holdall.training.check_own_model import check_own_model
 from holdall.training.config import TrainConfig

@@ -16,11 +16,11 @@ from holdall.common.files import write_json
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.data.synthetic import SyntheticConfig, write_prepared
+from holdall.planning.table_settings import TableUsage
 from holdall.popularity.choose_hot_rows import count_lookups
 from holdall.popularity.table_counts import stored_counts
 from holdall.tables import Bands, Dense, Method, MixedDimension, Shared
 from holdall.tables.popular_rows import CODED
-from holdall.tables.settings import TableUsage
 from holdall.training.evaluate_run import load_model
 from holdall.training.tracking import RUN_FILE, read_metrics, read_run
 

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from holdall.cli.options import FLAT, print_json, tyro
 from holdall.common.errors import ConfigError
-from holdall.data.prepare import PrepareConfig
-from holdall.popularity.order import OrderConfig
-from holdall.popularity.profiling import ProfileConfig
+from holdall.data.prepare_config import PrepareConfig
+from holdall.popularity.order_config import OrderConfig
+from holdall.popularity.profile_config import ProfileConfig
 
 
 def prepare(

@@ -16,20 +16,24 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from holdall import __version__
 from holdall.cli.data_commands import demo, doctor, inspect, order, prepare, profile, schema
 from holdall.cli.export_command import export
 from holdall.cli.options import import_model, tyro
 from holdall.cli.serve_command import serve
 from holdall.cli.serving_commands import publish, release, score, verify
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
-from holdall.common.errors import ConfigError, HoldallError, did_you_mean
+from holdall.common.errors import ConfigError, HoldallError, OwnModelError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
 from holdall.common.system_errors import explained
-from holdall.data.prepare import PrepareConfig
-from holdall.models.own import OwnModelError
+from holdall.data.prepare_config import PrepareConfig
 from holdall.training.config import TrainConfig
 
 MAX_NUMBER = 2**63 - 1
+DESCRIPTION = (
+    "Train recommendation models whose embedding tables do not fit the hardware. `holdall COMMAND --help` lists the "
+    "options of a command; `holdall --version` prints the version."
+)
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "schema": schema,
@@ -64,12 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of any bytes can be printed
     try:
-        _refuse_other_encodings(given)
-        _refuse_repeated(given)
-        own_model = _option(given, "--model")
-        if own_model is not None and ":" in own_model:
-            import_model(own_model)  # before settings are made, which name it
-        _parse(given)()
+        if given == ["--version"]:
+            print(f"holdall {__version__}")
+        else:
+            _command(given or ["--help"])()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output, such as `head`, has ended
         _drop_output()
@@ -140,6 +142,16 @@ def _refuse_repeated(given: Sequence[str]) -> None:
             raise ConfigError(f"{name} is given twice: give it once, with all of its values after it")
 
 
+def _command(given: Sequence[str]) -> Callable[[], None]:
+    """The command of these words, after checks of the words themselves."""
+    _refuse_other_encodings(given)
+    _refuse_repeated(given)
+    own_model = _option(given, "--model")
+    if own_model is not None and ":" in own_model:
+        import_model(own_model)  # before settings are made, which name it
+    return _parse(given)
+
+
 def _parse(given: Sequence[str]) -> Callable[[], None]:
     """The command of these words, ready to run.
 
@@ -153,7 +165,7 @@ def _parse(given: Sequence[str]) -> Callable[[], None]:
             call: functools.partial[None] = tyro.extras.subcommand_cli_from_dict(
                 commands,
                 prog="holdall",
-                description="Train recommendation models whose embedding tables do not fit the hardware.",
+                description=DESCRIPTION,
                 args=given,
                 config=(tyro.conf.PositionalMetavarFromFieldName,),
             )

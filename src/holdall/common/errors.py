@@ -19,6 +19,17 @@ class ConfigError(HoldallError, ValueError):
     """Option, or combination of options, that cannot work."""
 
 
+class OwnModelError(ConfigError):
+    """Model of one's own that a file names, and that was not given in this process."""
+
+    def __init__(self, name: str):
+        self.name = name
+        super().__init__(
+            f"'{name}' is a model of your own, and a file does not import code: give it again with --model {name}, or "
+            f"in Python with holdall.register_model({name!r})"
+        )
+
+
 class DataError(HoldallError, ValueError):
     """Raw file or prepared data set with wrong content."""
 

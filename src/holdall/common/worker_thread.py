@@ -10,8 +10,6 @@ from concurrent.futures import Executor, Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
-import torch
-
 MAX_INTRAOP_THREADS = 4
 """Limit on the intra-op threads of a worker thread beside a GPU: more compete with each other and with the step.
 Gathering 40,000 rows of 256 bytes out of 12 GB took 0.9 ms with 4, 3.0 with 8 and 6.0 with 16 of them, on 16 cores."""
@@ -38,6 +36,8 @@ class WorkerThread(Executor):
         self._stop = weakref.finalize(self, self._tasks.put, None)
         self._last: Future[Any] | None = None
         if max_intraop_threads is not None:
+            import torch
+
             before = torch.get_num_threads()
             self.submit(torch.set_num_threads, min(before, max_intraop_threads)).result()  # of that thread alone
             torch.set_num_threads(before)  # of this one

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.chunk_order import ChunkOrder, Runs
 from holdall.data.dataset import DataSet
+from holdall.data.shuffle import Shuffle as Shuffle
 
-Shuffle = Literal["chunks", "blocks", "rows", "none"]
 COPIED_ROWS = 1 << 16
 """Rows of `chunks` that are copied at once, in as many batches as they make: small batches of a set of many files would
 read a few rows of each."""

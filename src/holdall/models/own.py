@@ -10,22 +10,11 @@ import importlib
 from dataclasses import fields
 from typing import Any
 
-from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, OwnModelError, did_you_mean
 from holdall.models.model import ModelConfig
 
 _GIVEN: dict[str, type[ModelConfig]] = {}
 """Config classes that were given in this process, by name."""
-
-
-class OwnModelError(ConfigError):
-    """Model of one's own that a file names, and that was not given in this process."""
-
-    def __init__(self, name: str):
-        self.name = name
-        super().__init__(
-            f"'{name}' is a model of your own, and a file does not import code: give it again with --model {name}, or "
-            f"in Python with holdall.register_model({name!r})"
-        )
 
 
 def register_model(model: str | type[ModelConfig]) -> type[ModelConfig]:

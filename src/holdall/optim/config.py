@@ -1,11 +1,17 @@
-"""Settings of the optimizers of a model."""
+"""Settings of the optimizers of a model. Imports no torch: `--help` needs the settings alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.optim.optimizer_kinds import NAMES, OPTIMIZER_KINDS, OptimizerKind, OptimizerName
+
+if TYPE_CHECKING:
+    from holdall.optim.optimizer_kinds import OptimizerKind
+
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"]
+NAMES: tuple[str, ...] = get_args(OptimizerName)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,8 @@ class OptimizerConfig:
     @property
     def kind(self) -> OptimizerKind:
         """State and updates of this optimizer."""
+        from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
+
         return OPTIMIZER_KINDS["momentum_sgd" if self.momentum else self.name]
 
     @classmethod

@@ -11,15 +11,15 @@
 Weight decay, and the decay of momentum, reach a row in the steps that touch it and in no others. `sgd` with momentum
 is a kind of its own, since it has state.
 
-A new optimizer needs a name and an `OptimizerKind` here, a plain update and a rule in `kernels.row_update`, and a
-branch of the kernel in `kernels.row_update_triton`. Training, checkpoints and the cost model read everything from it.
+A new optimizer needs a name in `optim.config` and an `OptimizerKind` here, a plain update and a rule in
+`kernels.row_update`, and a branch of the kernel in `kernels.row_update_triton`. Training, checkpoints and the cost
+model read everything from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -27,9 +27,7 @@ from torch import Tensor
 from holdall.kernels import row_update
 from holdall.kernels.row_update import UpdateRule
 from holdall.optim import dense_optimizers
-
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"]
-NAMES: tuple[str, ...] = get_args(OptimizerName)
+from holdall.optim.config import NAMES as NAMES
 
 
 @dataclass(frozen=True)

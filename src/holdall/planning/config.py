@@ -1,18 +1,23 @@
-"""Settings of the planner: the model, the memory of each tier, the processes, the preset."""
+"""Settings of the planner: the model, the memory of each tier, the processes, the preset.
+
+Imports no torch until a plan is made: `--help` needs the settings alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, refuse_below
 from holdall.common.sizes import parse_budget, parse_bytes, parse_share
-from holdall.models.settings import ModelSettings
-from holdall.optim.config import OptimizerConfig
-from holdall.optim.optimizer_kinds import OptimizerKind, OptimizerName
-from holdall.planning.plan import TIERS, Caps, Plan
-from holdall.planning.presets import find_preset
+from holdall.optim.config import OptimizerConfig, OptimizerName
+from holdall.planning.model_settings import ModelSettings
+from holdall.planning.strategy_kinds import TIERS
+
+if TYPE_CHECKING:
+    from holdall.optim.optimizer_kinds import OptimizerKind
+    from holdall.planning.plan import Caps, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +55,7 @@ class PlanConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_parts()
-        self.optimizer_kind()
+        self._optimizer_config()
         refuse_below(1, self, "world_size", "batch_size")
         refuse_below(0, self, "prefetch")
         if self.batch_size % self.world_size:
@@ -59,14 +64,19 @@ class PlanConfig(Settings):
                 f"--batch-size a multiple of --world-size"
             )
         if self.preset != "auto":
+            from holdall.planning.presets import find_preset
+
             find_preset(self.preset)
         self.compression_share()
         self._check_budget()
-        self.caps()
+        self._memory()
 
     def optimizer_kind(self) -> OptimizerKind:
         """State and rates of the optimizer."""
-        return OptimizerConfig(name=self.optimizer, momentum=self.momentum).kind
+        return self._optimizer_config().kind
+
+    def _optimizer_config(self) -> OptimizerConfig:
+        return OptimizerConfig(name=self.optimizer, momentum=self.momentum)
 
     def _check_budget(self) -> None:
         """Refuse a budget that is none, and settings that choose methods as well."""
@@ -97,6 +107,11 @@ class PlanConfig(Settings):
 
     def caps(self) -> Caps:
         """Bytes that a plan may use in each tier."""
+        from holdall.planning.plan import Caps
+
+        return Caps(**self._memory())
+
+    def _memory(self) -> dict[str, int | None]:
         found = {}
         for tier in TIERS:
             text = getattr(self, f"{tier}_memory")
@@ -104,7 +119,7 @@ class PlanConfig(Settings):
                 found[tier] = None if text is None else parse_bytes(text)
             except ConfigError as error:
                 raise ConfigError(f"--{tier}-memory: {error}") from None
-        return Caps(**found)
+        return found
 
 
 def config_of(made: Plan) -> PlanConfig:

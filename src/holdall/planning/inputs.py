@@ -19,11 +19,11 @@ from holdall.planning.lookup_counts import LookupCounts, table_lookups
 from holdall.planning.machine.hardware import Hardware, default_path, machine_identity
 from holdall.planning.plan import TIERS
 from holdall.planning.step_cost import Problem
+from holdall.planning.table_settings import TableSettings, TableUsage
 from holdall.popularity.choose_hot_rows import count_lookups, hot_inputs
 from holdall.popularity.profile import Profile
 from holdall.popularity.table_counts import stored_counts
 from holdall.tables import Method
-from holdall.tables.settings import TableSettings, TableUsage
 from holdall.tiers.pipeline import GPU_PREFETCH
 
 

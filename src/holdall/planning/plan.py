@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from holdall.common.decode import Count, PositiveInt, decode, shown
-from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError, OwnModelError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.settings import read_settings
 from holdall.common.sizes import parse_bytes
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
-from holdall.models.own import OwnModelError
-from holdall.models.settings import ModelSettings
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
+from holdall.planning.model_settings import ModelSettings
 from holdall.planning.plan_types import (
     RENAMED_STAGES,
     STAGES,

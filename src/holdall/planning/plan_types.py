@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from holdall.common.decode import Count, NonNegativeFloat, PositiveInt
 from holdall.common.errors import ConfigError
+from holdall.planning.strategy_kinds import TIERS as TIERS
 from holdall.tables import Method
 
 Tail = Literal["device", "host", "disk", "compressed", "sharded"]
 PlannedStrategy = Literal["plain", "host", "split", "hot-batches", "two-fold"]
-TIERS = ("device", "host", "disk")
 STAGES = ("read", "launch", "find", "fetch", "lookup", "dense", "update", "write_back", "communicate")
 RENAMED_STAGES = {"send_back": "write_back"}
 """Stages of plans of 0.1.0, and their names now."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 StrategyName = Literal["plain", "host", "split", "hot-batches", "data-parallel", "two-fold", "table-wise", "local"]
+TIERS = ("device", "host", "disk")
+"""Memories that rows are stored in."""
 
 
 @dataclass(frozen=True, kw_only=True)

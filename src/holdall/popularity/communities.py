@@ -29,8 +29,6 @@ Array = npt.NDArray[Any]
 MOST_LEVELS = 5
 ITERATIONS = 2  # of Leiden, as igraph and its authors have it
 EDGES_AT_ONCE = 1 << 16  # as Python numbers, which igraph takes
-BYTES_PER_EDGE = 256
-"""Memory for finding the communities of a graph, igraph's included."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ Only ids change: each row has the same values under other ids, and the bijection
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,63 +23,19 @@ import numpy.typing as npt
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.files import sha256
 from holdall.common.output_folder import output_folder
-from holdall.common.sizes import parse_bytes, readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.id_map import IdMap, id_dtype, load_id_map
 from holdall.data.passes import Progress
 from holdall.data.prepare import progress_bar
 from holdall.data.schema import DATA_SET, SCHEMA_FILE, Schema
-from holdall.popularity import communities, cooccurrence
+from holdall.popularity import communities
 from holdall.popularity.bijection import Bijection, load_orders
 from holdall.popularity.communities import Communities, find_communities
 from holdall.popularity.cooccurrence import count_pairs, features_of, tables_of
+from holdall.popularity.order_config import OrderConfig as OrderConfig
 from holdall.popularity.renumber import RenumberedFolder
 
 Array = npt.NDArray[Any]
-
-LEAST_EDGES = 1000
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderConfig:
-    """Settings for ordering the tail of each table."""
-
-    hot: float = 0.05
-    """Share of the most popular ids that keep their rank."""
-    hot_by: Literal["rows", "lookups"] = "rows"
-    """Unit of `hot`: a share of the rows of a table (EL-Rec), or of the lookups, which its most popular ids take."""
-    window: int = 512
-    """Samples less than this apart in the files count as together, for features of one id per sample."""
-    partners: int = 8
-    """Most later lookups that each lookup is linked with, drawn when the window or bag has more."""
-    min_rows: int = 1000
-    """Tables with fewer rows keep their order: they are stored dense, where it gains nothing."""
-    memory: str = "1GB"
-    """For the graph of one table, besides an id map and a file of rows; beyond it the rarest ids are left out."""
-    seed: int = 0
-    """Seed of the drawn partners and of the search for communities."""
-    overwrite: bool = False
-    """Replace the output folder when it holds a data set already."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hot < 1:
-            raise ConfigError(f"hot is {self.hot}: it is a share, from 0 to below 1, of the ids that keep their rank")
-        for name, least in (("window", 2), ("partners", 1), ("min_rows", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but must be {least} or more")
-        if self.max_edges < LEAST_EDGES:
-            least_bytes = readable_bytes(LEAST_EDGES * bytes_per_edge())
-            raise ConfigError(f"memory is {self.memory}, but a graph worth having needs {least_bytes} or more")
-
-    @property
-    def max_edges(self) -> int:
-        return parse_bytes(self.memory) // bytes_per_edge()
-
-
-def bytes_per_edge() -> int:
-    """Memory that an edge takes, while pairs are counted or while communities are found, whichever is more."""
-    return max(cooccurrence.EdgeCounter.BYTES_PER_EDGE, communities.BYTES_PER_EDGE)
-
 
 DEFAULTS = OrderConfig()
 

@@ -28,7 +28,6 @@ from holdall.popularity.thresholds import HotInputs, coldest_level, cuts_of, lev
 
 Array = npt.NDArray[Any]
 
-COUNTERS = 1 << 16
 SAMPLED_IDS = 1 << 14
 KEPT_ROWS = 1 << 16
 GROUPS = 64  # of kept rows, over which an interval is taken when they were drawn one by one

@@ -28,7 +28,7 @@ from holdall import __version__
 from holdall.common.checked_files import FileCheck, FileHash
 from holdall.common.decode import AnyFloat, Count, PositiveInt
 from holdall.common.environment import checkout
-from holdall.common.errors import ConfigError, DataError
+from holdall.common.errors import ConfigError, DataError, OwnModelError
 from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind, output_folder
 from holdall.data.folder_files import check_other_file, has_other_file
@@ -37,7 +37,6 @@ from holdall.data.identity import data_fingerprint, ids_fingerprint, json_digest
 from holdall.data.items import ITEMS_FILE
 from holdall.data.schema import SCHEMA_FILE, Schema
 from holdall.models import Model, ModelConfig
-from holdall.models.own import OwnModelError
 from holdall.serving.bundle_model import (
     build_model,
     model_from_json,

@@ -1,24 +1,22 @@
-"""Settings of a training run, in parts. Each setting is a flag of `holdall train` and a key of run.json."""
+"""Settings of a training run, in parts. Each setting is a flag of `holdall train` and a key of run.json.
+
+Imports no torch until a model is built: `--help` needs the settings alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, flat_settings, overlay, refuse_below
-from holdall.data.loader import Shuffle
 from holdall.data.schema import Schema
-from holdall.models import Model
-from holdall.models.settings import ModelSettings
+from holdall.data.shuffle import Shuffle
 from holdall.optim.config import OptimizerConfig
-from holdall.planning.plan import Plan
+from holdall.planning.model_settings import ModelSettings
 from holdall.planning.strategy_kinds import names_with
-from holdall.tables import Method
-from holdall.tables.settings import TableSettings, TableUsage
+from holdall.planning.table_settings import TableSettings
 from holdall.training.setting_groups import (
     MAY_CHANGE,
     CheckpointSettings,
@@ -30,6 +28,13 @@ from holdall.training.setting_groups import (
     ScheduleSettings,
     refuse_with_plan,
 )
+
+if TYPE_CHECKING:
+    import torch
+
+    from holdall.models import Model
+    from holdall.planning.table_settings import TableUsage
+    from holdall.tables import Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,8 @@ class TrainConfig(Settings):
         methods = self.table_methods(schema) if methods is None else methods
         model = self.model.model_config().build(schema, methods, device=device, dense_device=dense_device)
         if self.tables.table_dtype != "float32":
+            import torch
+
             model.bags.vector_dtype = torch.float32
         return model
 
@@ -128,6 +135,8 @@ class TrainConfig(Settings):
         `usage` as in `TableSettings.methods`.
         """
         if self.placement.plan is not None:
+            from holdall.planning.plan import Plan
+
             return Plan.load(self.placement.plan).methods()
         model = self.model.model_config()
         return self.tables.methods(model.table_rows(schema), model.dim, usage)

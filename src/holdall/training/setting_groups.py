@@ -1,26 +1,26 @@
 """Groups of the training settings: field `hot_bytes` is the flag `--hot-bytes`, and a group is a panel of `--help`.
 
-Each group checks its own rules and builds the component it describes.
+Each group checks its own rules and builds the component it describes. Neither torch nor that component is imported
+before: `--help` needs the settings alone.
 
 Metadata of a field says whether the setting may change when a run is resumed, or differ between processes. The groups
-of the model and of the tables are `models.settings.ModelSettings` and `tables.settings.TableSettings`.
+of the model and of the tables are `planning.model_settings.ModelSettings` and `planning.table_settings.TableSettings`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.settings import flag, refuse_below
 from holdall.common.sizes import parse_bytes
-from holdall.optim.config import OptimizerConfig
-from holdall.optim.optimizer_kinds import OptimizerName
+from holdall.optim.config import OptimizerConfig, OptimizerName
 from holdall.optim.schedule import Schedule
 from holdall.planning.strategy_kinds import STRATEGY_KINDS, StrategyKind, StrategyName, names_with
-from holdall.tiers.pipeline import GPU_PREFETCH
+
+if TYPE_CHECKING:
+    import torch
 
 MAY_CHANGE = {"may_change_on_resume": True}
 """Metadata of settings that a resumed run may change: its length, its files, its device."""
@@ -134,6 +134,8 @@ class PlacementSettings:
         """Steps ahead at which one process fetches rows: as given, or the default of the device."""
         if self.prefetch is not None:
             return self.prefetch
+        from holdall.tiers.pipeline import GPU_PREFETCH
+
         return GPU_PREFETCH if device.type == "cuda" else 0
 
 

@@ -11,9 +11,9 @@ from holdall.data.dataset import DataSet
 from holdall.distributed.processes import Processes
 from holdall.embedding.bags import EmbeddingBags, module_name
 from holdall.planning.inputs import table_usage
+from holdall.planning.table_settings import TableUsage
 from holdall.tables import Dense, Method, method_from_json
 from holdall.tables.describe import describe_method
-from holdall.tables.settings import TableUsage
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import RUN_FILE, RunRecord, read_run
 

@@ -14,7 +14,7 @@ from holdall.data.formats.criteo import CRITEO
 from holdall.data.formats.registry import FORMATS
 from holdall.data.formats.table import load_layout, read_table
 from holdall.data.layout import MAX_VALUE_BYTES, Layout
-from holdall.data.prepare import IMPLICIT, PrepareConfig
+from holdall.data.prepare_config import IMPLICIT, PrepareConfig
 from holdall.data.raw_data import RawData
 from holdall.data.rows import import_polars
 from holdall.data.schema import Schema

@@ -1,17 +1,21 @@
-"""Settings that choose the storage method of each table."""
+"""Settings that choose the storage method of each table.
+
+Imports neither torch nor the methods until one is chosen: `--help` needs the settings alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import name_and_value, plain_value
-from holdall.tables import METHODS, Bands, Dense, Method, method_from_json
-from holdall.tables.budget import MIN_ROWS, find_method, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from holdall.tables import Dense, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,8 @@ class TableSettings:
                 raise ConfigError("--rank and --setting describe a --method: name one, such as --method tensor_train")
         elif self.budget is not None:
             if self.method != "auto":
+                from holdall.tables.budget import find_method
+
                 find_method(self.method)
             if has_settings:
                 raise ConfigError("--budget chooses the settings of the method: give it or --rank/--setting, not both")
@@ -80,6 +86,8 @@ class TableSettings:
         methods = self._compressed(num_rows, dim, usage)
         if self.table_dtype == "float32":
             return methods
+        from holdall.tables import Dense
+
         dense = Dense(dtype="bfloat16" if self.table_dtype == "bf16" else "float16")
         found = methods or {}
         return {name: _with_dense(found.get(name, Dense()), dense) for name in num_rows}
@@ -87,6 +95,8 @@ class TableSettings:
     def _compressed(self, num_rows: Mapping[str, int], dim: int, usage: TableUsage | None) -> dict[str, Method] | None:
         if self.method is None and self.budget is None:
             return None
+        from holdall.tables.budget import MIN_ROWS, suggest
+
         if self.budget is not None and usage is not None and self.uses_counts:
             return suggest(
                 num_rows,
@@ -107,6 +117,8 @@ class TableSettings:
 
     def _given_method(self) -> Method:
         """The method that `method`, `rank` and `setting` describe, in the form that trains unless they rule it out."""
+        from holdall.tables import METHODS, method_from_json
+
         document: dict[str, Any] = {"method": self.method}
         if self.rank is not None:
             document["rank"] = self.rank
@@ -121,6 +133,8 @@ class TableSettings:
 
 def _with_dense(method: Method, dense: Dense) -> Method:
     """A method with `dense` in the place of dense rows of the table's own type."""
+    from holdall.tables import Bands, Dense
+
     if isinstance(method, Bands):
         return Bands(tuple((end, _with_dense(band, dense)) for end, band in method.bands))
     return dense if method == Dense() else method

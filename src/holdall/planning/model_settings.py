@@ -1,15 +1,19 @@
-"""Settings that name and shape a model, shared by the commands that build one."""
+"""Settings that name and shape a model, shared by the commands that build one.
+
+Imports neither torch nor the models until one is configured: `--help` needs the settings alone.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.settings import name_and_value, overlay, plain_value
-from holdall.models import ModelConfig, configuration
-from holdall.models.own import changed_settings, own_config, register_model
+
+if TYPE_CHECKING:
+    from holdall.models import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +42,16 @@ class ModelSettings:
             object.__setattr__(self, "model", name)
             object.__setattr__(self, "model_setting", (*settings, *self.model_setting))
         elif ":" in self.model:
+            from holdall.models.own import own_config
+
             object.__setattr__(self, "model", own_config(self.model).family)
-        self.model_config()
+        if any(getattr(self, field.name) != field.default for field in fields(self)):
+            self.model_config()
 
     def model_config(self) -> ModelConfig:
         """The named configuration, scaled, with the given sizes in place of its own."""
+        from holdall.models import configuration
+
         named = configuration(self.model).scaled(self.model_scale)
         known = {field.name for field in fields(named)}  # type: ignore[arg-type]
         given = {name: getattr(self, name) for name in ("dim", "bottom", "top", "interaction")}
@@ -64,6 +73,9 @@ class ModelSettings:
 
 def _as_settings(model: ModelConfig | type[ModelConfig]) -> tuple[str, tuple[str, ...]]:
     """Name and `model_setting` of a config or of its class."""
+    from holdall.models import ModelConfig
+    from holdall.models.own import changed_settings, register_model
+
     if not isinstance(model, ModelConfig):
         return register_model(model).family, ()
     name, settings = register_model(type(model)).family, changed_settings(model)
