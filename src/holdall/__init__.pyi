@@ -87,6 +87,8 @@ from holdall.tables import Table as Table
 from holdall.tables import TensorRing as TensorRing
 from holdall.tables import TensorTrain as TensorTrain
 from holdall.tables.budget import suggest as suggest
+from holdall.training.callbacks import Callback as Callback
+from holdall.training.callbacks import StopTraining as StopTraining
 from holdall.training.config import TrainConfig as TrainConfig
 from holdall.training.evaluate_run import evaluate_ranking as evaluate_ranking
 from holdall.training.evaluate_run import load_model as load_model

@@ -17,6 +17,7 @@ from torch import Tensor
 from holdall.common.errors import HoldallError, NonFiniteLossError, ProcessError
 from holdall.distributed.collectives import Collectives
 from holdall.distributed.processes import PeerError, process_group
+from holdall.training.callbacks import Callback, StopTraining
 from holdall.training.config import TrainConfig
 from holdall.training.step import TrainStep
 from holdall.training.strategies.two_fold import TwoFoldStrategy
@@ -99,6 +100,23 @@ def one_dies() -> str:
 
 def train_run(data: str, out: str, settings: dict[str, Any], resume: bool = False) -> dict[str, Any]:
     return train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True, resume=resume)
+
+
+def train_with_callback(data: str, out: str, settings: dict[str, Any], fails: bool) -> tuple[Any, list[int]]:
+    """Every rank has a callback that ends the run at its second row, or fails; the outcome, and the steps it saw."""
+    seen: list[int] = []
+
+    class Stops(Callback):
+        def on_log(self, step: int, values: dict[str, Any]) -> None:
+            seen.append(step)
+            if len(seen) == 2:
+                raise ValueError("no chart") if fails else StopTraining("enough")
+
+    try:
+        result = train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True, callbacks=[Stops()])
+    except HoldallError as error:
+        return [type(error).__name__, str(error)], seen
+    return [result["steps"], result["stopped_by"]], seen
 
 
 def command(folder: str, words: list[str]) -> tuple[str, str, int]:

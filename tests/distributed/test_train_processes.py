@@ -300,3 +300,21 @@ def test_the_commands_of_the_page(data: Path, tmp_path: Path) -> None:
         assert "trained" in out
         assert others == [["", "", 0]] * (num - 1)
     assert list((tmp_path / "local-run" / CHECKPOINTS).glob("step-*"))
+
+
+def test_a_callback_of_rank_zero_stops_all_ranks(data: Path, tmp_path: Path) -> None:
+    """One step later than it asks for: with the signals of that step all ranks know."""
+    settings = DATA_PARALLEL.to_json()
+    results = run(f"{HERE}:train_with_callback", 2, str(data), str(tmp_path / "stopped"), settings, False)
+    assert [outcome for outcome, _ in results] == [[11, "enough"]] * 2
+    assert [seen for _, seen in results] == [[5, 10], []]
+    outcomes = [
+        outcome
+        for outcome, _ in run(f"{HERE}:train_with_callback", 2, str(data), str(tmp_path / "run"), settings, True)
+    ]
+    assert [kind for kind, _ in outcomes] == ["CallbackError", "PeerError"]
+    assert all("callback Stops failed in on_log at step 10 (ValueError: no chart)" in text for _, text in outcomes)
+    for folder in ("stopped", "run"):
+        newest = checkpoint.latest(tmp_path / folder / CHECKPOINTS)
+        assert newest is not None
+        assert newest.name == "step-00000011"

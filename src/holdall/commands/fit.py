@@ -7,7 +7,7 @@ model.predict(other_frame)       # probabilities [R]
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from holdall.evaluation.metrics import BinaryMetrics
 from holdall.serving.evaluate import evaluate
 from holdall.serving.release import release
 from holdall.serving.scorer import Scorer, load
+from holdall.training.callbacks import Callback
 from holdall.training.config import TrainConfig
 from holdall.training.trainer import train
 
@@ -103,13 +104,14 @@ def fit(
     overwrite: bool = False,
     seed: int = 0,
     quiet: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> FittedModel:
     """Train a model on a pandas, polars or Arrow frame.
 
     Columns are named as in `prepare`; without any, they are guessed as `holdall schema infer` does. The share `valid`
     of the rows is held out: training stops when it gets no better on them, and the best model is kept. `config` has
-    other settings of training. Data set and run are written to the folder `out`, or to a temporary one, which goes with
-    the model.
+    other settings of training, and `callbacks` are those of `train`. Data set and run are written to the folder `out`,
+    or to a temporary one, which goes with the model.
     """
     if not 0 < valid < 1:
         raise ConfigError(f"valid is {valid}, but early stopping needs a share of the rows: above 0 and below 1")
@@ -118,7 +120,7 @@ def fit(
     settings = PrepareConfig(valid=valid, test=0.0, seed=seed, overwrite=overwrite)
     schema = prepare(frame, folder / "data", settings, label=label, categorical=categorical, dense=dense, bag=bag)
     config = config or training_config(schema.splits["train"].rows, seed)
-    result = train(folder / "data", folder / "run", config, overwrite=overwrite, quiet=quiet)
+    result = train(folder / "data", folder / "run", config, overwrite=overwrite, quiet=quiet, callbacks=callbacks)
     return FittedModel(folder, temporary, result)
 
 

@@ -39,6 +39,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     """Sentences about the kept model: why it is not the last one, and whether the run stopped early."""
     found = []
     kept, last = result["kept_step"], result["last_step"]
+    if result.get("stopped_by"):
+        found.append(f"stopped by a callback at step {result['steps']:,}: {result['stopped_by']}")
     if result["stopped_early"] and result["trained_steps"]:
         found.append(f"stopped early: no better {result['best_by']} on the validation split since step {kept or 0:,}")
     if kept is not None and kept != last:

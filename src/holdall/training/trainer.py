@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from holdall.optim.optimizers import Optimizers
 from holdall.optim.table_bytes import count_table_bytes
 from holdall.planning.plan import Plan
 from holdall.runtime.allocator import keep_freed_memory
+from holdall.training.callbacks import Callback, Callbacks
 from holdall.training.check_own_model import check_own_model
 from holdall.training.config import TrainConfig
 from holdall.training.data_check import DataCheck
@@ -67,14 +68,15 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train a model on a prepared data set, in a run folder at `out`; returns results and statistics of the run.
 
     With `resume`, continue from the newest complete checkpoint of `out`, or start if there is none. Ctrl-C finishes
-    the step, saves a checkpoint and raises KeyboardInterrupt. Under torchrun every process calls this, and all return
-    the same; if torchrun is killed, they stop as after Ctrl-C.
+    the step, saves a checkpoint and raises KeyboardInterrupt. `callbacks` are told what happens, and may stop the run.
+    Under torchrun every process calls this, and all return the same; if torchrun is killed, they stop as after Ctrl-C.
     """
-    config, out, parent = config or TrainConfig(), Path(out), torchrun_process()
+    config, out, parent, called = config or TrainConfig(), Path(out), torchrun_process(), Callbacks(callbacks)
     keep_freed_memory()
     if config.device.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
@@ -101,7 +103,14 @@ def train(
                 torch_threads(config.device.threads) as threads,
             ):
                 trainer = Trainer(
-                    Path(data), out, config, resume=resume, quiet=quiet, processes=processes, rank_log=rank_log
+                    Path(data),
+                    out,
+                    config,
+                    resume=resume,
+                    quiet=quiet,
+                    processes=processes,
+                    rank_log=rank_log,
+                    callbacks=called if processes.rank == 0 else None,
                 )
                 return {**trainer.run(interrupt), "threads": threads}
     finally:
@@ -122,8 +131,12 @@ class Trainer:
         quiet: bool = False,
         processes: Processes = SINGLE_PROCESS,
         rank_log: RankLog | None = None,
+        callbacks: Callbacks | None = None,
     ):
         self.processes, self.rank_log = processes, rank_log
+        self.callbacks = callbacks or Callbacks(())
+        self.stopped_by: str | None = None
+        """Reason of a callback to end the run; the same on all ranks."""
         self.device = pick_device(config.device.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train", check=False)
         self.schema = self.data.schema
@@ -191,6 +204,16 @@ class Trainer:
 
     def run(self, interrupt: Interrupt | None = None) -> dict[str, Any]:
         """Train to the last step, or until early stopping; returns results and statistics of the run."""
+        try:
+            result = self._run(interrupt)
+            self.callbacks.end(result)
+            self.processes.on_rank_zero(self.callbacks.raise_failure)
+        except BaseException as error:
+            self.callbacks.fail(error)
+            raise
+        return result
+
+    def _run(self, interrupt: Interrupt | None) -> dict[str, Any]:
         self._interrupt = self._interrupt if interrupt is None else interrupt
         self.times, self._logged_at, self._logged_samples = RunTimes(), 0.0, self.samples
         first_step, first_sample = self.step, self.samples
@@ -203,13 +226,17 @@ class Trainer:
             SampleProgress(self._expected_samples(), done=self.samples, quiet=self.quiet) as self.progress,
         ):
             self._keep_resumed_best()
-            while self.step < self.num_steps and not stopped_early:
+            settings = {"data": str(self.data.folder), **self.config.to_json()}
+            self.callbacks.call("on_start", self.out, settings, self.step, step=self.step)
+            self._agree_on_stop()
+            while self.step < self.num_steps and not stopped_early and self.stopped_by is None:
                 for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
                     stopped_early = self._run_segment(segment)
-                    if self.step >= self.num_steps or stopped_early:
+                    if self.step >= self.num_steps or stopped_early or self.stopped_by is not None:
                         break
             if self.step > first_step or self.checkpoints.full_step != self.step:
                 self.save()
+            self.processes.on_rank_zero(self.callbacks.raise_failure)
         graph, seconds = self.steps.graph, max(self.times.training, 1e-9)
         return {
             "steps": self.step,
@@ -218,6 +245,7 @@ class Trainer:
             "samples_per_second": (self.samples - first_sample) / seconds,
             **self.times.to_json(),
             "stopped_early": stopped_early,
+            "stopped_by": self.stopped_by,
             **self.validation.summary(),
             "table_bytes": self.model.bags.num_bytes(),
             "tables": self.table_sizes,
@@ -251,7 +279,10 @@ class Trainer:
                 self.samples += size
                 self.progress.update(size, loss)
                 stopped_early = self._after_step(loss, segment.report_loss if number == segment.num_batches else None)
-                if self.steps.stop_requested if self.processes.world_size > 1 else self._interrupt:
+                if self.steps.stop_requested if self.processes.world_size > 1 else self._asks_to_stop():
+                    self._agree_on_stop()
+                    if self.stopped_by is not None:
+                        return False
                     self.save()
                     cause = ", since torchrun has ended" if self._interrupt.lost_parent else ""
                     raise KeyboardInterrupt(f"stopped at step {self.step}{cause}; continue with --resume")
@@ -259,12 +290,20 @@ class Trainer:
                     return stopped_early
         return False
 
+    def _asks_to_stop(self) -> bool:
+        """Whether a signal or a callback of this rank asks the run to end."""
+        return bool(self._interrupt) or self.callbacks.stop_reason is not None
+
+    def _agree_on_stop(self) -> None:
+        """Let all ranks know the reason of a callback to end the run, if there is one."""
+        self.stopped_by = self.processes.on_rank_zero(lambda: self.callbacks.stop_reason)
+
     def train_step(self, batch: Batch, moved: Batch | None = None) -> float | None:
         """Update the model with a batch whose ids have been checked; `moved` is its copy on the device."""
         moved = batch.to(self.device, non_blocking=True) if moved is None else moved
         self.processes.position["step"] = self.step
         place = f"step {self.step} (epoch {self.epoch}, batch {self.batch_in_epoch})"
-        return self.steps.run(self.step, place, batch, moved, self._global_size(batch), stop=bool(self._interrupt))
+        return self.steps.run(self.step, place, batch, moved, self._global_size(batch), stop=self._asks_to_stop())
 
     def _global_size(self, batch: Batch) -> int:
         """Samples of the current batch, of all processes."""
@@ -287,6 +326,7 @@ class Trainer:
             self._read_losses()
         if logs:
             self._log_training()
+            self.callbacks.tell_saved()
         stop = False
         if self.validation.split is not None:
             every = self.config.evaluation.evaluate_every
@@ -366,6 +406,7 @@ class Trainer:
         for step, split, values in self._rows:
             if self.log is not None:
                 self.log.write(step, split, **values)
+            self.callbacks.call("on_log" if split == "train" else "on_evaluation", step, {**values}, step=step)
             if self.rank_log is not None:
                 name = "loss" if split == "train" else "logloss"
                 self.rank_log.write(f"step {step}: {split} {name} {values[name]:.6g}")
@@ -392,6 +433,8 @@ class Trainer:
         state = self._state()
         with self.times.apart("saving"), self.progress.paused():
             path = self.checkpoints.save(self.step, state, folder, keep, waits=waits)
+        self.callbacks.saved(self.step, path)
+        self.callbacks.tell_saved()
         if self.processes.rank == 0:
             RunFolder(self.out).remove_replaced()
         return path
