@@ -335,7 +335,7 @@ def test_a_killed_run_leaves_no_data_set_and_the_next_one_completes(tmp_path: Pa
 def test_a_full_disk_is_reported_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(arrow_files if function == "write_batch" else passes, function, full)

@@ -74,10 +74,13 @@ class FittedModel:
         if self.schema.label not in table.column_names:
             raise DataError(f"the frame has no column '{self.schema.label}': metrics need labels; or use predict")
         label = torch.from_numpy(encoder.labels(table)).float()
+        weights = encoder.weights(table)
+        weight = None if weights is None else torch.from_numpy(weights)
         batch, metrics = self.scorer.encode(table), BinaryMetrics()
         for start in range(0, len(batch), BATCH_ROWS):
             stop = min(start + BATCH_ROWS, len(batch))
-            metrics.update(self.scorer.logits(batch.slice(start, stop)).cpu(), label[start:stop])
+            own = None if weight is None else weight[start:stop]
+            metrics.update(self.scorer.logits(batch.slice(start, stop)).cpu(), label[start:stop], own)
         return metrics.compute(allow_one_class=True)
 
     def save(self, out: str | Path, *, overwrite: bool = False) -> Path:
@@ -95,6 +98,7 @@ def fit(
     frame: Any,
     *,
     label: str | Mapping[str, Any],
+    weight: str | None = None,
     categorical: Entries | None = None,
     dense: Entries | None = None,
     bag: Entries | None = None,
@@ -108,17 +112,19 @@ def fit(
 ) -> FittedModel:
     """Train a model on a pandas, polars or Arrow frame.
 
-    Columns are named as in `prepare`; without any, they are guessed as `holdall schema infer` does. The share `valid`
-    of the rows is held out: training stops when it gets no better on them, and the best model is kept. `config` has
-    other settings of training, and `callbacks` are those of `train`. Data set and run are written to the folder `out`,
-    or to a temporary one, which goes with the model.
+    Columns are named as in `prepare`, and `weight` that of the weights of rows; without lists of columns these are
+    guessed as `holdall schema infer` does. The share `valid` of the rows is held out: training stops when it gets no
+    better on them, and the best model is kept. `config` has other settings of training, and `callbacks` are those of
+    `train`. Data set and run are written to the folder `out`, or to a temporary one, which goes with the model.
     """
     if not 0 < valid < 1:
         raise ConfigError(f"valid is {valid}, but early stopping needs a share of the rows: above 0 and below 1")
     temporary = tempfile.TemporaryDirectory(prefix="holdall-") if out is None else None
     folder = Path(temporary.name if out is None else out)  # type: ignore[union-attr]
     settings = PrepareConfig(valid=valid, test=0.0, seed=seed, overwrite=overwrite)
-    schema = prepare(frame, folder / "data", settings, label=label, categorical=categorical, dense=dense, bag=bag)
+    schema = prepare(
+        frame, folder / "data", settings, label=label, weight=weight, categorical=categorical, dense=dense, bag=bag
+    )
     config = config or training_config(schema.splits["train"].rows, seed)
     result = train(folder / "data", folder / "run", config, overwrite=overwrite, quiet=quiet, callbacks=callbacks)
     return FittedModel(folder, temporary, result)

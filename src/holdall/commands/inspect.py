@@ -3,6 +3,7 @@ checkpoint, as data or on the console."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def _data(path: Path) -> dict[str, Any]:
             for name, split in schema.splits.items()
         },
         "label": schema.label,
+        "weight": None if schema.weight is None else asdict(schema.weight),
         "dense": [column.name for column in schema.dense],
         "features": [
             {"name": f.name, "kind": f.kind, "rows": f.num_rows, "unseen": f.unseen, "ordered_from": f.ordered_from}
@@ -149,7 +151,9 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
         features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
     console.print(features)
-    console.print(f"{len(found['dense'])} dense columns, label '{found['label']}', {readable_bytes(found['bytes'])}")
+    weight = f", weights '{found['weight']['name']}'" if found["weight"] else ""
+    said = f"{len(found['dense'])} dense columns, label '{found['label']}'{weight}"
+    console.print(f"{said}, {readable_bytes(found['bytes'])}")
     counts = {"rows refused": found["source"].get("bad_rows", 0), **found["source"].get("counts", {})}
     text = ", ".join(f"{name.replace('_', ' ')} {number:,}" for name, number in counts.items() if number)
     if text:

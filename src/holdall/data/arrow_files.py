@@ -22,12 +22,19 @@ Lists = tuple[Array, Array]
 
 
 def write_split_file(
-    path: Path, label: Array, dense: Array, ids: Array, lists: Mapping[str, Lists], probability: Array | None = None
+    path: Path,
+    label: Array,
+    dense: Array,
+    ids: Array,
+    lists: Mapping[str, Lists],
+    *,
+    weight: Array | None = None,
+    probability: Array | None = None,
 ) -> DataFile:
     """Write one file of a split: label [R], dense [R, N], ids [R, F1], and the bags and sequences by name.
 
-    `dense` and `ids` are left out when they have no columns. `probability` [R] is the planted click probability of
-    synthetic sets.
+    `dense` and `ids` are left out when they have no columns. `weight` [R] are the weights of rows that have them,
+    `probability` [R] is the planted click probability of synthetic sets.
     """
     columns: dict[str, pa.Array] = {"label": pa.array(label, type=pa.uint8())}
     for name, matrix in (("dense", dense), ("ids", ids)):
@@ -39,6 +46,8 @@ def write_split_file(
                 f"{path.name} would hold {offsets[-1]:,} values of '{name}': lower rows_per_file or max_length"
             )
         columns[name] = pa.ListArray.from_arrays(pa.array(offsets, type=pa.int32()), pa.array(values))
+    if weight is not None:
+        columns["weight"] = pa.array(weight, type=pa.float32())
     if probability is not None:
         columns["probability"] = pa.array(probability, type=pa.float32())
     write_batch(path, pa.RecordBatch.from_pydict(columns))

@@ -97,6 +97,8 @@ class Batch:
     ids: Ids
     label: Tensor
     """[B] float32, 0 or 1."""
+    weight: Tensor | None = None
+    """[B] float32: weights of the samples, 1 in the mean of the training split; None where all weigh the same."""
 
     def __len__(self) -> int:
         return self.label.shape[0]
@@ -104,11 +106,12 @@ class Batch:
     def slice(self, start: int, stop: int) -> Batch:
         """Samples start..stop, as views where every feature has one id."""
         ids = self.ids.slice(start, stop)
-        return replace(self, dense=self.dense[start:stop], ids=ids, label=self.label[start:stop])
+        weight = None if self.weight is None else self.weight[start:stop]
+        return replace(self, dense=self.dense[start:stop], ids=ids, label=self.label[start:stop], weight=weight)
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors of the batch, without those that are None."""
-        for tensor in (self.dense, self.label, self.ids.values, self.ids.offsets, self.ids.weights):
+        for tensor in (self.dense, self.label, self.ids.values, self.ids.offsets, self.ids.weights, self.weight):
             if tensor is not None:
                 yield tensor
 
@@ -120,11 +123,17 @@ class Batch:
         else:
             values, offsets = ids.values[:0], ids.offsets.new_zeros(1)
         weights = None if ids.weights is None else ids.weights[..., :0]
-        return Batch(self.dense[:0], Ids(values, offsets, ids.num_features, weights), self.label[:0])
+        weight = None if self.weight is None else self.weight[:0]
+        return Batch(self.dense[:0], Ids(values, offsets, ids.num_features, weights), self.label[:0], weight)
 
     def empty_like(self) -> Batch:
         """Uninitialised batch of the same shapes and types, on the same device."""
-        return Batch(torch.empty_like(self.dense), self.ids.each(torch.empty_like), torch.empty_like(self.label))
+        return Batch(
+            dense=torch.empty_like(self.dense),
+            ids=self.ids.each(torch.empty_like),
+            label=torch.empty_like(self.label),
+            weight=None if self.weight is None else torch.empty_like(self.weight),
+        )
 
     def fill(self, other: Batch) -> None:
         """Copy the values of another batch of the same shapes into this one."""
@@ -136,4 +145,5 @@ class Batch:
             dense=self.dense.to(device, non_blocking=non_blocking),
             ids=self.ids.to(device, non_blocking=non_blocking),
             label=self.label.to(device, non_blocking=non_blocking),
+            weight=None if self.weight is None else self.weight.to(device, non_blocking=non_blocking),
         )

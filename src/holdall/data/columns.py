@@ -78,6 +78,8 @@ class Columns:
     """[R, F1] int32 or int64: the one-hot features, in schema order."""
     bags: tuple[Ragged, ...] = ()
     """The bag and sequence features, in schema order."""
+    weight: Array | None = None
+    """[R] float32: weights of the rows, where the data set has them."""
     probability: Array | None = None
     """[R] float32: the planted click probability, where there is one."""
     mapped: mmap.mmap | None = None
@@ -92,6 +94,7 @@ class Columns:
             dense=self.dense[start:stop],
             ids=self.ids[start:stop],
             bags=tuple(bag.slice(start, stop) for bag in self.bags),
+            weight=None if self.weight is None else self.weight[start:stop],
             probability=None if self.probability is None else self.probability[start:stop],
         )
 
@@ -102,18 +105,21 @@ class Columns:
             dense=self.dense.take(rows, axis=0),  # faster than an index by a factor of two
             ids=self.ids.take(rows, axis=0),
             bags=tuple(bag.take(rows) for bag in self.bags),
+            weight=None if self.weight is None else self.weight.take(rows),
         )
 
     @staticmethod
     def concatenate(parts: Sequence[Columns]) -> Columns:
         if len(parts) == 1:
             return parts[0]
+        weights = [part.weight for part in parts if part.weight is not None]
         probabilities = [part.probability for part in parts if part.probability is not None]
         return Columns(
             label=np.concatenate([part.label for part in parts]),
             dense=np.concatenate([part.dense for part in parts]),
             ids=np.concatenate([part.ids for part in parts]),
             bags=tuple(Ragged.concatenate(bags) for bags in zip(*(part.bags for part in parts), strict=True)),
+            weight=np.concatenate(weights) if len(weights) == len(parts) else None,
             probability=np.concatenate(probabilities) if len(probabilities) == len(parts) else None,
         )
 
@@ -128,6 +134,7 @@ class Columns:
             dense=torch.from_numpy(self.dense),
             ids=self._ids(one_hot),
             label=torch.from_numpy(self.label).to(torch.float32),
+            weight=None if self.weight is None else torch.from_numpy(self.weight),
         )
 
     def _ids(self, one_hot: Sequence[bool]) -> Ids:

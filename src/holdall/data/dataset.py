@@ -164,7 +164,12 @@ class DataSet:
             label=copy_runs([columns.label for columns in self._columns], self._starts, runs),
             dense=copy_runs([columns.dense for columns in self._columns], self._starts, runs),
             ids=copy_runs([columns.ids for columns in self._columns], self._starts, runs),
+            weight=self._copy_weights(runs),
         )
+
+    def _copy_weights(self, runs: Runs) -> Array | None:
+        weights = [columns.weight for columns in self._columns if columns.weight is not None]
+        return copy_runs(weights, self._starts, runs) if weights else None
 
     def probability(self) -> Array:
         """[R] float32: the planted click probability of every row, which only synthetic sets have."""
@@ -187,6 +192,7 @@ class DataSet:
             dense=np.zeros((0, self.schema.num_dense), dtype=np.float32),
             ids=np.zeros((0, len(self._one_hot) - num_bags), dtype=np.int32),
             bags=(Ragged(np.zeros(0, dtype=np.int32), np.zeros(1, dtype=np.int32)),) * num_bags,
+            weight=None if self.schema.weight is None else np.zeros(0, dtype=np.float32),
         )
 
 
@@ -228,7 +234,9 @@ class _Mapped:
 
     def columns(self, schema: Schema) -> Columns:
         num_one_hot = sum(feature.one_hot for feature in schema.features)
-        probability = None
+        weight = probability = None
+        if schema.weight is not None:
+            weight = self.view(self.column("weight", "float32", pa.types.is_float32))
         if "probability" in self.batch.schema.names:  # a name that no bag may have
             probability = self.view(self.column("probability", "float32", pa.types.is_float32))
         return Columns(
@@ -236,6 +244,7 @@ class _Mapped:
             dense=self.matrix("dense", schema.num_dense, pa.float32()),
             ids=self.matrix("ids", num_one_hot, pa.int32(), pa.int64()),
             bags=tuple(self.ragged(feature.name) for feature in schema.features if not feature.one_hot),
+            weight=weight,
             probability=probability,
             mapped=self.map,
         )

@@ -22,7 +22,7 @@ from holdall.data.dense import transform
 from holdall.data.id_map import as_text, id_dtype, is_nameable, is_whole_float, load_id_maps, whole_texts
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import is_number, is_utf8
-from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NOT_WHOLE, shown
+from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NO_WEIGHT, NOT_WHOLE, shown
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.stored_layout import stored_layout
 
@@ -101,7 +101,9 @@ class Encoder:
                 rows = np.repeat(np.arange(table.num_rows), lengths)
                 bags.append(Ragged(self._ids(feature, texts, rows), offsets_of(lengths)))
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
-        columns = Columns(label=self.labels(table), dense=dense, ids=ids, bags=tuple(bags))
+        weight = self.weights(table)
+        weight = None if weight is None else weight.astype(np.float32)
+        columns = Columns(label=self.labels(table), dense=dense, ids=ids, bags=tuple(bags), weight=weight)
         return columns.batch([feature.one_hot for feature in self.schema.features])
 
     def ids(self, feature: str, values: pa.Array | pa.ChunkedArray) -> Array:
@@ -191,6 +193,16 @@ class Encoder:
                 f"{LABEL_CURE}"
             )
         return label.astype(np.uint8)
+
+    def weights(self, table: pa.Table) -> Array | None:
+        """[R] float64 weights of raw rows, over the mean of the training rows; None where they have none."""
+        column = self.schema.weight
+        if column is None or column.name not in table.column_names:
+            return None
+        found = numbers(table[column.name], DenseColumn(name=column.name))
+        if len(wrong := np.flatnonzero(~(found >= 0))):
+            raise DataError(f"the weight '{column.name}' is {found[wrong[0]]} in row {wrong[0]}, {NO_WEIGHT}")
+        return found / column.mean
 
 
 def encode_rows(folder: str | Path, table: Table, *, max_value_bytes: int = MAX_VALUE_BYTES) -> Batch:

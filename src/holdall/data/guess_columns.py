@@ -18,7 +18,7 @@ from holdall.data.rows import BOOLEANS, WHOLE_TEXT, import_polars
 if TYPE_CHECKING:
     import polars as pl
 
-Role = Literal["label", "dense", "categorical", "bag", "left out"]
+Role = Literal["label", "weight", "dense", "categorical", "bag", "left out"]
 
 LABEL_NAMES = (
     *("label", "target", "y", "click", "clicked", "is_click", "is_clicked", "clk", "conversion", "converted"),
@@ -26,6 +26,11 @@ LABEL_NAMES = (
     *("like", "is_like", "response", "outcome", "class", "fit", "rating", "stars", "score"),
 )
 """Names that labels have, the surest first."""
+WEIGHT_NAMES = (
+    *("sample_weight", "sample_weights", "instance_weight", "example_weight", "row_weight", "importance_weight"),
+    *("weight_col", "loss_weight"),
+)
+"""Names that weights of rows have; `weight` alone is as often that of a person or a parcel."""
 YES = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", "good", "1")
 FEW_NUMBERS = 20
 """Different whole numbers up to which a column is values, such as months or grades, and not amounts."""
@@ -64,6 +69,8 @@ def guess_columns(frame: pl.DataFrame, label: str | None = None) -> list[Guess]:
     given = {name: without_missing(frame[name]) for name in frame.columns}
     found = guess_label(given, label)
     others = [guess_column(values, frame.height) for name, values in given.items() if name != found.column]
+    weights = [guess for guess in others if guess.role == "weight"]
+    others = [without_role(guess, weights[0]) if guess in weights[1:] else guess for guess in others]
     if all(guess.role == "left out" for guess in others):
         reasons = "; ".join(f"{guess.column}: {guess.reason}" for guess in others[:5])
         raise DataError(f"no column is numbers or recurring values ({reasons}): write the schema yourself")
@@ -76,7 +83,13 @@ def document(guesses: Sequence[Guess]) -> dict[str, Any]:
     entries = {
         role: [guess.entry for guess in guesses if guess.role == role] for role in ("dense", "categorical", "bag")
     }
-    return {"label": {"column": label.column, **label.options}, **entries}
+    single = {role: guess.column for guess in guesses for role in ("weight",) if guess.role == role}
+    return {"label": {"column": label.column, **label.options}, **single, **entries}
+
+
+def without_role(guess: Guess, first: Guess) -> Guess:
+    """The guess for a second column of a role that only one can have."""
+    return Guess(guess.column, "left out", f"{guess.reason}; '{first.column}' is the {first.role} already")
 
 
 def without_missing(values: pl.Series) -> pl.Series:
@@ -124,8 +137,13 @@ def guess_label(columns: dict[str, pl.Series], label: str | None) -> Guess:
 
 def rank(name: str) -> float:
     """Place of a name among those of labels; infinite for others."""
-    plain = re.sub(r"[^a-z]+", "_", name.lower()).strip("_")
+    plain = plain_name(name)
     return LABEL_NAMES.index(plain) if plain in LABEL_NAMES else math.inf
+
+
+def plain_name(name: str) -> str:
+    """A name in small letters, with underscores for everything else."""
+    return re.sub(r"[^a-z]+", "_", name.lower()).strip("_")
 
 
 def is_binary(values: pl.Series) -> bool:
@@ -184,6 +202,8 @@ def guess_column(values: pl.Series, num_rows: int) -> Guess:
         return Guess(name, "categorical", "booleans")
     numbers = as_numbers(values)
     if numbers is not None:
+        if plain_name(name) in WEIGHT_NAMES and not missing and float(numbers.min()) >= 0:  # type: ignore[arg-type]
+            return Guess(name, "weight", f"its name; {said_range(numbers)}")
         return guess_numbers(values, numbers, distinct, missing)
     return guess_text(values, distinct)
 
@@ -232,6 +252,10 @@ def guess_numbers(values: pl.Series, numbers: pl.Series, distinct: int, missing:
     if -low >= 0.01 * high and low < 0:
         return Guess(name, "dense", f"{said}, some of them negative", {"transform": "standard"})
     return Guess(name, "dense", f"{said}; negative ones become 0" if low < 0 else said)
+
+
+def said_range(numbers: pl.Series) -> str:
+    return f"numbers from {float(numbers.min()):g} to {float(numbers.max()):g}"  # type: ignore[arg-type]
 
 
 def are_codes(numbers: pl.Series, distinct: int) -> bool:

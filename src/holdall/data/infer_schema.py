@@ -75,6 +75,8 @@ def to_toml(guesses: Sequence[Guess], text: TextFormat | None, path: Path, num_r
         "",
         f"label = {value}  # {label.reason}",
     ]
+    single = [guess for guess in others if guess.role == "weight"]
+    lines += [f"{guess.role} = {toml_value(guess.column)}  # {guess.reason}" for guess in single]
     for role in ("dense", "categorical", "bag"):
         members = [guess for guess in others if guess.role == role]
         if members:

@@ -151,6 +151,8 @@ class Layout:
     """Whether files may be without the label column, and rows without a label."""
     positive: Positive | None = None
     """None: the label column holds 0 and 1, or booleans."""
+    weight: str | None = None
+    """Column with the weight of each row; None: every row counts once."""
     dense: tuple[RawDense, ...] = ()
     features: tuple[RawFeature, ...] = ()
     text: TextFormat | None = None
@@ -168,7 +170,8 @@ class Layout:
         if not names:
             raise ConfigError("the schema names no dense column and no feature: there is nothing to learn from")
         for feature in self.features:
-            if feature.kind != "categorical" and feature.name in RESERVED:
+            reserved = RESERVED if self.weight is None else (*RESERVED, "weight")
+            if feature.kind != "categorical" and feature.name in reserved:
                 raise ConfigError(f"a {feature.kind} must not be named '{feature.name}': choose another name")
             if feature.max_length is not None and not 1 <= feature.max_length < 2**31:
                 bounds = "1 or more, and below 2^31"
@@ -177,8 +180,8 @@ class Layout:
     @property
     def used_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, once each, label first."""
-        label = [] if self.label is None else [self.label]
-        used = [*label, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
+        first = [column for column in (self.label, self.weight) if column is not None]
+        used = [*first, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
         return tuple(dict.fromkeys([*used, *self.keep]))
 
     def for_columns(self, names: Sequence[str]) -> Layout:

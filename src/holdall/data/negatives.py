@@ -198,10 +198,13 @@ def training_loader(data: DataSet, batch_size: int, *, num_negatives: int = 4, *
 
 
 def positive_rate(data: DataSet, num_negatives: int = 4) -> float:
-    """Share of label 1 among the rows that `training_loader` gives; above 0 and below 1 also where all are alike."""
+    """Share of label 1 among the rows that `training_loader` gives, by weight where they have weights; above 0 and
+    below 1 also where all are alike."""
     if (data.folder / ITEMS_FILE).exists():
         return 1 / (1 + num_negatives)
     split = data.schema.splits[data.split]
+    if split.weights is not None:
+        return (split.weights[1] + 0.5) / (sum(split.weights) + 1)
     return (split.positives + 0.5) / (split.rows + 1)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from holdall.common.errors import DataError
 from holdall.data.arrow_files import Spill, read_batch, write_split_file
 from holdall.data.bad_rows import BadRows
 from holdall.data.dense import Moments, transform
@@ -26,8 +27,11 @@ from holdall.data.layout import Layout
 from holdall.data.numbering import Numbering
 from holdall.data.raw_data import Read
 from holdall.data.rows import FLOAT32_MAX, Rows, import_polars
-from holdall.data.schema import DataFile, DenseColumn, Feature, Split
+from holdall.data.schema import DataFile, DenseColumn, Feature, Split, WeightColumn
 from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
+
+MAX_WEIGHT = 1e6
+"""Largest weight of a row, in means of the training rows."""
 
 Array = npt.NDArray[Any]
 Progress = Callable[[str, int, int], None]
@@ -62,6 +66,8 @@ class FirstPass:
         self.tables = {name: Numbering() for name in layout.tables}
         self.moments = [Moments() for _ in layout.dense]
         self.spills = [Spill(folder, split, rows_per_file) for split in SPLITS]
+        self.weights = np.zeros(2)
+        """Number of training rows, and the sum of their raw weights, where they have them."""
         self.num_rows = 0
         """Rows read so far, refused ones counted."""
 
@@ -97,12 +103,14 @@ class FirstPass:
                     self.tables[feature.table_name].count(flat(part[column]))
                 for index, moments in enumerate(self.moments):
                     moments.add(part[f"dense{index}"].to_numpy())
+                if self.layout.weight is not None:
+                    self.weights += part.num_rows, part["weight"].to_numpy().sum()
             self.spills[split].add(part)
 
     def _number(self, rows: Rows) -> pa.Table:
         """The rows with provisional ids in place of values, and NaN in place of missing numbers."""
         pl = import_polars()
-        columns = [pl.col("label")]
+        columns = [pl.col("label"), *([] if self.layout.weight is None else [pl.col("weight")])]
         columns += [pl.col(f"dense{index}").fill_null(float("nan")) for index in range(len(self.layout.dense))]
         columns += [
             self.tables[feature.table_name].expression(f"feature{index}", feature.kind == "categorical")
@@ -129,6 +137,7 @@ class SecondPass:
             moments.column(raw.name, raw.transform or dense)
             for raw, moments in zip(first.layout.dense, first.moments, strict=True)
         )
+        self.weight = weight_column(first.layout.weight, *first.weights.tolist())
         self.features: tuple[Feature, ...] = ()
         self._remaps: dict[str, Array] = {}
         self.num_clipped = 0
@@ -161,20 +170,22 @@ class SecondPass:
         done = 0
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for spill in self.first.spills:
-                files, positives = [], 0
-                for file, file_positives, num_clipped in pool.map(self._write_file, spill.files):
+                files, positives, weights = [], 0, np.zeros(2)
+                for file, file_positives, file_weights, num_clipped in pool.map(self._write_file, spill.files):
                     files.append(file)
                     positives += file_positives
+                    weights += file_weights
                     self.num_clipped += num_clipped
                     done += 1
                     progress("write", done, total)
                 if files:
                     rows = sum(file.rows for file in files)
-                    splits[spill.split] = Split(rows=rows, positives=positives, files=tuple(files))
+                    sums = None if self.weight is None else (float(weights[0]), float(weights[1]))
+                    splits[spill.split] = Split(rows=rows, positives=positives, weights=sums, files=tuple(files))
         return splits
 
-    def _write_file(self, spilled: Path) -> tuple[DataFile, int, int]:
-        """The file, its positives, and how many of its dense values were clipped."""
+    def _write_file(self, spilled: Path) -> tuple[DataFile, int, Array, int]:
+        """The file, its positives, its weights by label, and how many of its dense values were clipped."""
         batch = read_batch(spilled)
         num_clipped = 0
         dense = np.empty((batch.num_rows, len(self.dense)), dtype=np.float32)
@@ -195,7 +206,32 @@ class SecondPass:
                 offsets = column.offsets.to_numpy()
                 lists[feature.name] = (remaps[index][column.flatten().to_numpy()], offsets - offsets[0])
         label = batch["label"].to_numpy()
-        file = write_split_file(self.folder / spilled.name, label, dense, ids, lists)
+        weight = None if self.weight is None else relative(batch["weight"].to_numpy(), self.weight)
+        weights = np.zeros(2) if weight is None else np.bincount(label, weight, minlength=2)
+        file = write_split_file(self.folder / spilled.name, label, dense, ids, lists, weight=weight)
         positives = int(label.sum())
         spilled.unlink()
-        return file, positives, num_clipped
+        return file, positives, weights, num_clipped
+
+
+def weight_column(name: str | None, num_rows: float, total: float) -> WeightColumn | None:
+    """The column of weights with the mean of the training rows; refused where these have no weight at all."""
+    if name is None:
+        return None
+    if total == 0:
+        raise DataError(
+            f"column '{name}' gives every training row the weight 0, so there is nothing to learn: correct it, or "
+            f"leave weight out of the schema"
+        )
+    return WeightColumn(name=name, mean=total / num_rows)
+
+
+def relative(weight: Array, column: WeightColumn) -> Array:
+    """[R] float32: raw weights over their mean in the training split."""
+    found = weight / column.mean
+    if len(found) and found.max() > MAX_WEIGHT:
+        raise DataError(
+            f"column '{column.name}' has a weight of {weight.max():g}, more than {MAX_WEIGHT:g} times the mean of the "
+            f"training rows ({column.mean:g}): correct it"
+        )
+    return found.astype(np.float32)

@@ -40,6 +40,7 @@ def prepare(
     progress: Progress | None = None,
     *,
     label: str | Mapping[str, Any] | None = None,
+    weight: str | None = None,
     categorical: Entries | None = None,
     dense: Entries | None = None,
     bag: Entries | None = None,
@@ -48,15 +49,17 @@ def prepare(
     """Prepare the raw files `sources` (names or patterns), or a pandas, polars or Arrow frame, as the folder `out`.
 
     A frame needs the name of its label, or `{"column": "stars", "positive": ">= 4"}`, and those of its columns, by
-    name or with further keys as in a TOML schema. Columns of lists are bags. Without any name but the label's, columns
-    are guessed as `holdall schema infer` does. `progress` is called as (stage, done, total); without it a progress bar
-    shows when stderr is a terminal.
+    name or with further keys as in a TOML schema. Columns of lists are bags. `weight` names the column with the weights
+    of rows. Without lists of columns these are guessed as `holdall schema infer` does. `progress` is called as (stage,
+    done, total); without it a progress bar shows when stderr is a terminal.
     """
     import_polars()
     columns = {"categorical": categorical, "dense": dense, "bag": bag, "sequence": sequence}
+    single = {"weight": weight}
     if is_frame(sources):
-        return prepare_raw(open_frame(sources, config, label, columns), out, config, progress)
-    named = next((name for name, value in {"label": label, **columns}.items() if value is not None), None)
+        return prepare_raw(open_frame(sources, config, label, columns, single), out, config, progress)
+    given = {"label": label, **single, **columns}
+    named = next((name for name, value in given.items() if value is not None), None)
     if named is not None:
         raise ConfigError(f"{named} goes with a frame: name the columns of files in a TOML schema")
     raw = replace(FORMATS[config.format](sources, Path(out), config), format=config.format)
@@ -82,7 +85,9 @@ def prepare_raw(
 
 
 def refuse_label_as_input(layout: Layout) -> None:
-    """Raise if the raw column of the label is also that of a dense column or feature."""
+    """Raise if the raw column of the label is also that of a dense column, a feature or the weights."""
+    if layout.weight is not None and layout.weight == layout.label:
+        raise ConfigError(f"column '{layout.label}' is the label and also the weight: name another weight, or none")
     for kind, columns in (("dense column", layout.dense), ("feature", layout.features)):
         for column in columns:
             if column.column == layout.label:
@@ -119,6 +124,7 @@ def build(folder: Path, raw: RawData, config: PrepareConfig, report: Progress) -
         label=layout.label,
         dense=second.dense,
         features=second.features,
+        weight=second.weight,
         splits=splits,
         source=describe(raw, config, first.num_rows, bad_rows.count),
         layout=layout_json(raw),

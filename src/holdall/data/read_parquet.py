@@ -112,7 +112,8 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
         label, kind = (), schema.field(layout.label).type
         if not is_nameable(kind):
             raise refuse(schema, layout.label, path, f"the rule {layout.positive} needs text, integers or booleans")
-    for column in (*label, *(dense.column for dense in layout.dense)):
+    weight = () if layout.weight is None else (layout.weight,)
+    for column in (*label, *weight, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")
     for feature in layout.features:

@@ -28,6 +28,7 @@ WHOLE_FLOATS = {32: 2.0**24, 64: 2.0**53}
 WHOLE_TEXT = r"^-?[0-9]+(\.0*)?$"
 """Whole numbers as programs write them that store them as floats."""
 NOT_WHOLE = "which is not the exact value of a whole number: store ids as text or integers, or name it as dense"
+NO_WEIGHT = "which is no finite number of 0 or more: correct it; 0 leaves a row out of loss and metrics"
 TEXT_LABELS = """; for another text set positive = "== TEXT" in [label] of the schema"""
 
 
@@ -58,7 +59,7 @@ class Rows:
 
     frame: pl.DataFrame
     """`label` (UInt8, null where an optional one is missing), `dense0`.. (Float64, null where missing), `feature0`..
-    (String or lists of it, no nulls), `keep0`.. (of any type)."""
+    (String or lists of it, no nulls), `keep0`.. (of any type); `weight` (Float64) where the layout has one."""
     numbers: npt.NDArray[np.int64]
     """[R] number of each row in its file, from 0, with refused rows counted: what the split is drawn from."""
     refused: list[Refused]
@@ -98,6 +99,10 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         outputs.append(number.alias(f"dense{index}"))
         checks.append(fine.alias(f"dense{index}"))
     whole = {}
+    if layout.weight is not None:
+        number, fine = weight_of(raw.schema[layout.weight], layout.weight)
+        outputs.append(number.alias("weight"))
+        whole["weight"] = fine
     for index, feature in enumerate(layout.features):
         values, fine = values_of(raw.schema[feature.column], feature)
         outputs.append(values.alias(f"feature{index}"))
@@ -171,6 +176,12 @@ def number_of(dtype: Any, column: str) -> tuple[Any, Any]:
     return number, missing | (number.abs() <= FLOAT32_MAX).fill_null(False)  # NaN is above every number to polars
 
 
+def weight_of(dtype: Any, column: str) -> tuple[Any, Any]:
+    """Expressions for the weights of rows, and whether each is one: a finite number of 0 or more."""
+    number, fine = number_of(dtype, column)
+    return number, fine & (number >= 0).fill_null(False)
+
+
 def values_of(dtype: Any, feature: RawFeature) -> tuple[Any, Any]:
     """Expressions for a feature: text without nulls, or lists of text without nulls or empty pieces; and whether each
     row is fine, None where every row is."""
@@ -214,12 +225,16 @@ def explain(
     """Reason why each of these rows is refused: its first invalid value."""
     names = fine.columns
     columns = [layout.label or "", *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
-    columns += [layout.features[int(name.removeprefix("whole"))].column for name in names[len(columns) :]]
+    further = names[len(columns) :]
+    columns += [layout.weight or "" if n == "weight" else layout.features[int(n[5:])].column for n in further]
     wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
     values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}
     for row, place in zip(rows, wrong, strict=True):
         name, column = names[place], columns[place]
+        if name == "weight":
+            reasons[row] = f"the weight (column '{column}') is {shown(values[place][row])}, {NO_WEIGHT}"
+            continue
         if name.startswith("whole"):
             reasons[row] = f"column '{column}' holds {shown(values[place][row])}, {NOT_WHOLE}"
             continue

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NotRequired, TypedDict
 
 from holdall.common.checked_files import FileHash
-from holdall.common.decode import Count, PositiveInt, decode
+from holdall.common.decode import Count, NonNegativeFloat, PositiveInt, decode
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind
@@ -68,6 +68,15 @@ class DenseColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WeightColumn:
+    """Column with the weight of each row; the files store the raw weight divided by `mean`."""
+
+    name: str
+    mean: NonNegativeFloat
+    """Mean raw weight of the training split."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataFile(FileHash):
     """One Arrow IPC file of a split."""
 
@@ -83,6 +92,8 @@ class Split:
 
     rows: Count
     positives: Count
+    weights: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
+    """Sums of the stored weights of the rows with label 0 and with label 1, where the data set has weights."""
     files: tuple[DataFile, ...]
 
 
@@ -128,6 +139,8 @@ class Schema:
     label: str
     dense: tuple[DenseColumn, ...]
     features: tuple[Feature, ...]
+    weight: WeightColumn | None = None
+    """None: every row counts once."""
     splits: dict[str, Split] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     """Origin: format, files, options. For people; nothing depends on it."""

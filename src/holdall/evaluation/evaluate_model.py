@@ -64,7 +64,7 @@ def evaluate_model(
             if not len(batch):  # fewer rows than processes
                 continue
             batch = batch.to(device)
-            metrics.update(model(batch), batch.label)
+            metrics.update(model(batch), batch.label, batch.weight)
             progress.update(len(batch))
     metrics.sum_over_ranks(part.reduce)
     return metrics.compute(allow_one_class=allow_one_class)

@@ -35,7 +35,7 @@ class LogitHistogram:
     bins and the counts depend on the set of logits alone.
 
     `add` never waits for the device: it collects logits, and counts them once there are `MAX_PENDING`. Memory: 16
-    bytes a bin, 5 bytes a pending logit and 0.3 MB, 6 MB in all.
+    bytes a bin, 5 bytes a pending logit (13 with an amount) and 0.3 MB, 6 MB in all.
     """
 
     def __init__(self, num_bins: int = NUM_BINS, device: torch.device | str = "cpu"):
@@ -48,13 +48,16 @@ class LogitHistogram:
         self._level = torch.zeros((), dtype=torch.int64, device=device)
         self._num_wide = torch.zeros((), dtype=torch.int64, device=device)
         """Logits that are no bfloat16 numbers."""
-        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
-    def add(self, logits: Tensor, positive: Tensor) -> None:
-        """Add finite logits [B], which are read as float32 numbers, of class `positive` [B]."""
+    def add(self, logits: Tensor, positive: Tensor, amounts: Tensor | None = None) -> None:
+        """Add finite logits [B], which are read as float32 numbers, of class `positive` [B].
+
+        Each counts as one, or as its amount [B] int64.
+        """
         bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0: -0 and 0 are one number, and have one key
-        self._pending.append((bits, positive))
-        if sum(bits.numel() for bits, _ in self._pending) >= MAX_PENDING:
+        self._pending.append((bits, positive, amounts))
+        if sum(bits.numel() for bits, _, _ in self._pending) >= MAX_PENDING:
             self._count_pending()
 
     def counts(self) -> Tensor:
@@ -69,8 +72,8 @@ class LogitHistogram:
 
     def num_bytes(self) -> int:
         """Bytes of the bins and the pending logits."""
-        state = (self._place, self._counts, self._level, self._num_wide, *(x for pair in self._pending for x in pair))
-        return sum(tensor.nbytes for tensor in state)
+        pending = [tensor for tensors in self._pending for tensor in tensors if tensor is not None]
+        return sum(x.nbytes for x in (self._place, self._counts, self._level, self._num_wide, *pending))
 
     def merge(self, other: LogitHistogram) -> None:
         """Add the samples of `other` to these."""
@@ -101,8 +104,9 @@ class LogitHistogram:
         """Move the pending logits to the bins, without waiting for the device."""
         if not self._pending:
             return
-        bits = torch.cat([bits for bits, _ in self._pending])
-        positive = torch.cat([positive for _, positive in self._pending])
+        bits = torch.cat([bits for bits, _, _ in self._pending])
+        positive = torch.cat([positive for _, positive, _ in self._pending])
+        amounts = [torch.ones_like(bits, dtype=torch.int64) if n is None else n for bits, _, n in self._pending]
         self._pending.clear()
         self._num_wide += (bits & 0xFFFF).count_nonzero()
         keys = bits ^ ((bits >> 31) & 0x7FFF_FFFF)
@@ -110,7 +114,7 @@ class LogitHistogram:
         self._add_blocks(block)
         place = (self._place[block] << (BLOCK_BITS - self._level)) + ((keys & 0xFFFF) >> self._level)
         place = (place + positive.int() * self.num_bins).long()
-        self._counts.view(-1).scatter_add_(0, place, torch.ones_like(place))
+        self._counts.view(-1).scatter_add_(0, place, torch.cat(amounts))
 
     def _add_blocks(self, block: Tensor) -> None:
         """Places for the blocks of samples [n] that have none, after the others, and the level that makes room."""

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from holdall.common.errors import DataError
 from holdall.evaluation.logit_histogram import NUM_BINS, LogitHistogram
 
+ONE = 1 << 20
+"""Weight of 1 as the histogram counts it: AUC takes weights in steps of a millionth, so that sums are exact."""
 BATCH_SIZE = 16_384
 """Rows that an evaluation scores at once."""
 
@@ -33,6 +35,9 @@ class BinaryMetrics:
 
     It is 0 where every bin is known to hold one number alone: then all such pairs are ties.
 
+    With weights, every sample counts as its weight: the rates and pairs of AUC, logloss, accuracy and calibration are
+    sums of weights. `samples` and `positives` count rows, and a sample of weight 0 changes these alone.
+
     `update` launches work but never waits for the device. Invalid values are therefore counted, and reported by
     `compute`. Metrics of several processes are added up by `sum_over_ranks`; AUC and its bound are then those of one
     process with all samples, to the bit.
@@ -41,19 +46,26 @@ class BinaryMetrics:
     def __init__(self, num_bins: int = NUM_BINS, device: torch.device | str = "cpu"):
         self.histogram = LogitHistogram(num_bins, device)
         """Samples by label and logit."""
-        self.sums = torch.zeros(6, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(10, dtype=torch.float64, device=device)
         """Sums of logloss, predicted probability, correct predictions, non-finite logits, labels other than 0 and 1,
-        logits that are no float32 numbers."""
+        logits that are no float32 numbers; and of samples with weights, positives among these, and the weights of
+        negatives and of positives."""
 
     @torch.no_grad()
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: logits [B] of any float type and labels [B] of 0 and 1, on the device of the metrics."""
+    def update(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> None:
+        """Add a batch: logits [B] of any float type and labels [B] of 0 and 1, on the device of the metrics.
+
+        Weights [B] are finite and not negative; either all batches have them or none.
+        """
         if logits.shape != labels.shape or logits.dim() != 1:
             raise DataError(
                 f"metrics need logits and labels of one shape [B], got {list(logits.shape)} and {list(labels.shape)}"
             )
         logit, label = logits.detach().double(), labels.detach()
         positive = label == 1
+        if weights is not None:
+            self._update_weighted(logits, logit, label, weights.detach())
+            return
         # Values that are not valid are counted as they come: `compute` refuses all results once there is one.
         sums = (
             F.softplus(torch.where(positive, -logit, logit), threshold=50).sum(),
@@ -63,8 +75,28 @@ class BinaryMetrics:
             (~positive & (label != 0)).count_nonzero(),
             (logit.float() != logit).count_nonzero() if logits.dtype == torch.float64 else self.sums.new_zeros(()),
         )
-        self.sums += torch.stack([value.double() for value in sums])
+        self.sums[:6] += torch.stack([value.double() for value in sums])
         self.histogram.add(logits.detach(), positive)
+
+    def _update_weighted(self, logits: Tensor, logit: Tensor, label: Tensor, weights: Tensor) -> None:
+        """`update` with weights; `logit` is `logits` in float64."""
+        positive, weight = label == 1, weights.double()
+        loss = F.softplus(torch.where(positive, -logit, logit), threshold=50)
+        # Weights of 0 must not hide a logit that is not finite: these are counted by row.
+        sums = (
+            torch.where(weight > 0, loss * weight, 0.0).sum(),
+            torch.where(weight > 0, torch.sigmoid(logit) * weight, 0.0).sum(),
+            (((logit > 0) == positive) * weight).sum(),
+            (~torch.isfinite(logit)).count_nonzero(),
+            (~positive & (label != 0)).count_nonzero(),
+            (logit.float() != logit).count_nonzero() if logits.dtype == torch.float64 else self.sums.new_zeros(()),
+            self.sums.new_full((), float(len(label))),
+            positive.count_nonzero(),
+            (weight * ~positive).sum(),
+            (weight * positive).sum(),
+        )
+        self.sums += torch.stack([value.double() for value in sums])
+        self.histogram.add(logits.detach(), positive, (weight * ONE).round().long())
 
     def merge(self, other: BinaryMetrics) -> None:
         """Add the samples of `other` to these."""
@@ -85,18 +117,25 @@ class BinaryMetrics:
         NaN in their place with `allow_one_class`.
         """
         negatives, positives = self.histogram.counts().cpu().double()
-        logloss, predicted, correct, num_nonfinite, num_bad_labels, num_rounded = self.sums.tolist()
+        logloss, predicted, correct, num_nonfinite, num_bad_labels, num_rounded, *weighted = self.sums.tolist()
         num_positives, num_negatives = float(positives.sum()), float(negatives.sum())
         total = num_positives + num_negatives
+        samples, positive_samples = int(total), int(num_positives)
+        if weighted[0]:
+            negatives, positives = negatives / ONE, positives / ONE
+            samples, positive_samples = int(weighted[0]), int(weighted[1])
+            num_negatives, num_positives = weighted[2:]
+            total = num_negatives + num_positives
         self._refuse_bad_values(int(num_nonfinite), int(num_bad_labels))
         if total == 0:
-            raise DataError("metrics of no samples are undefined: the split is empty")
-        one_class = num_positives == 0 or num_negatives == 0
+            found = f"all {samples:,} rows weigh 0" if samples else "the split is empty"
+            raise DataError(f"metrics of no samples are undefined: {found}")
+        pairs = float(positives.sum()) * float(negatives.sum())
+        one_class = pairs == 0
         if one_class and not allow_one_class:
-            raise DataError(one_class_message(int(total), int(num_positives)))
+            raise DataError(one_class_message(samples, positive_samples))
         auc = bound = entropy = math.nan
         if not one_class:
-            pairs = num_positives * num_negatives
             below = negatives.cumsum(0) - negatives
             shared = float((positives * negatives).sum()) / 2
             auc = (float((positives * below).sum()) + shared) / pairs
@@ -110,8 +149,8 @@ class BinaryMetrics:
             "normalized_entropy": logloss / total / entropy,
             "accuracy": correct / total,
             "calibration": predicted / num_positives if num_positives else math.nan,
-            "samples": int(total),
-            "positives": int(num_positives),
+            "samples": samples,
+            "positives": positive_samples,
         }
 
     def _refuse_bad_values(self, num_nonfinite: int, num_bad_labels: int) -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 from holdall.models.model import LookedUp
 
 
-def logloss(logits: Tensor, label: Tensor) -> Tensor:
-    """Mean of -log p(label) over a batch, computed from logits in float32."""
-    return F.binary_cross_entropy_with_logits(logits.float(), label)
+def logloss(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Mean of -log p(label) over a batch, computed from logits in float32; of its product with `weight` [B]."""
+    return F.binary_cross_entropy_with_logits(logits.float(), label, weight)
 
 
 def squared_length(looked_up: LookedUp) -> Tensor:

@@ -140,7 +140,13 @@ class RenumberedFolder:
             name: (bag.flat, bag.offsets - bag.offsets[0]) for name, bag in zip(names, columns.bags, strict=True)
         }
         return write_split_file(
-            out / file.name, columns.label, columns.dense, columns.ids, lists, probability=columns.probability
+            out / file.name,
+            columns.label,
+            columns.dense,
+            columns.ids,
+            lists,
+            weight=columns.weight,
+            probability=columns.probability,
         )
 
     def _columns(self, columns: Columns, where: str) -> Columns:

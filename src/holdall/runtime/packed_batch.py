@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -22,10 +22,10 @@ TensorLayout: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], i
 class PackedBatch(Batch):
     """Batch whose tensors are views of `memory`."""
 
-    memory: Tensor
+    memory: Tensor = field(kw_only=True)
     """[bytes] uint8."""
-    layouts: tuple[TensorLayout, ...]
-    """Layouts of dense values, ids, offsets, weights and labels."""
+    layouts: tuple[TensorLayout, ...] = field(kw_only=True)
+    """Layouts of dense values, ids, offsets and weights of ids, labels, and weights of samples."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         return _views(self.memory.to(device, non_blocking=non_blocking), self.layouts, self.ids.num_features)
@@ -49,7 +49,7 @@ def packed(batch: Batch, *, pin: bool = False) -> PackedBatch:
     """Copy in one block; with `pin`, in pinned memory, from which a GPU copies asynchronously."""
     layouts: list[TensorLayout] = []
     size = 0
-    tensors = (batch.dense, batch.ids.values, batch.ids.offsets, batch.ids.weights, batch.label)
+    tensors = (batch.dense, batch.ids.values, batch.ids.offsets, batch.ids.weights, batch.label, batch.weight)
     for tensor in tensors:
         if tensor is None:
             layouts.append(None)
@@ -66,11 +66,12 @@ def _views(memory: Tensor, layouts: tuple[TensorLayout, ...], num_features: int)
     def view(layout: TensorLayout) -> Tensor | None:
         return None if layout is None else memory.view(layout[0]).as_strided(*layout[1:])
 
-    dense, values, offsets, weights, label = map(view, layouts)
+    dense, values, offsets, weights, label, weight = map(view, layouts)
     assert dense is not None
     assert values is not None
     assert label is not None
-    return PackedBatch(dense, Ids(values, offsets, num_features, weights), label, memory, layouts)
+    ids = Ids(values, offsets, num_features, weights)
+    return PackedBatch(dense, ids, label, weight, memory=memory, layouts=layouts)
 
 
 def checked_and_pinned(check: Callable[[Batch], None]) -> Callable[[Batch], PackedBatch]:

@@ -101,7 +101,7 @@ def _step(forms: Forms, model: Model, optimizers: Optimizers, batch: Batch) -> N
     model.check(batch.ids)
     moved = batch.to(forms.device)
     looked_up = model.lookup(moved)
-    loss = logloss(model.score(moved.dense, looked_up), moved.label)
+    loss = logloss(model.score(moved.dense, looked_up), moved.label, moved.weight)
     if settings.l2:
         loss = loss + settings.l2 * squared_length(looked_up) / len(moved)
     loss.backward()

@@ -128,14 +128,14 @@ class TrainStep:
         self.strategy.after_step(step + 1)
 
     def loss(self, batch: Batch, moved: Batch) -> Tensor:
-        """Mean logloss of a batch, plus the penalty on the vectors it looks up; `moved` is its copy on the device."""
+        """Mean weighted logloss of a batch, plus the penalty on the vectors it looks up; `moved` is on the device."""
         kind, bf16 = self.device.type, self.config.device.precision == "bf16"
         # On a GPU the lookup of dense tables writes bf16 vectors; the kernels of a CPU would make a second copy.
         with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
             looked_up = self.strategy.lookup(batch, moved)
         with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
             logits = self._score(moved.dense, looked_up)
-        loss = logloss(logits, moved.label)
+        loss = logloss(logits, moved.label, moved.weight)
         l2 = self.config.optimizer.l2
         return loss + l2 * squared_length(looked_up) / len(moved) if l2 else loss
 

@@ -209,6 +209,8 @@ def save_batch(path: Path, batch: Batch) -> None:
         tensors["ids.offsets"] = batch.ids.offsets
     if batch.ids.weights is not None:
         tensors["ids.weights"] = batch.ids.weights
+    if batch.weight is not None:
+        tensors["weight"] = batch.weight
     partial = path.with_name(path.name + PARTIAL)
     # clone: the columns of a batch may be views into one buffer, which safetensors refuses when they overlap
     copies = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
@@ -223,7 +225,7 @@ def load_batch(path: Path) -> Batch:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
             num_features = int(file.metadata()["num_features"])
         ids = Ids(tensors["ids.values"], tensors.get("ids.offsets"), num_features, tensors.get("ids.weights"))
-        return Batch(dense=tensors["dense"], ids=ids, label=tensors["label"])
+        return Batch(dense=tensors["dense"], ids=ids, label=tensors["label"], weight=tensors.get("weight"))
     except FileNotFoundError:
         raise DataError(f"{path} does not exist: give the path of a saved batch") from None
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

@@ -43,18 +43,23 @@ def open_frame(
     config: PrepareConfig,
     label: str | Mapping[str, Any] | None,
     columns: Mapping[str, Entries | None],
+    single: Mapping[str, str | None],
 ) -> RawData:
-    """A frame as raw data, with the columns of each role, or those of the TOML schema of `config`."""
+    """A frame as raw data, with the columns of each role, or those of the TOML schema of `config`.
+
+    `single` are roles that one column has, by name: `weight`.
+    """
     table = as_arrow(frame)
     given = {role: list(entries) for role, entries in columns.items() if entries is not None}
+    named = {role: name for role, name in single.items() if name is not None}
     if config.schema is not None:
-        if label is not None or given:
+        if label is not None or named or given:
             raise ConfigError("the schema names the columns: leave the schema or the names of columns out")
         layout = load_layout(config.schema)
     elif label is None:
         raise ConfigError('a frame needs the name of its label: give label="NAME", or a schema in PrepareConfig')
     else:
-        layout = frame_layout(table, label, given)
+        layout = frame_layout(table, label, given, named)
     layout = replace(layout, max_value_bytes=config.max_value_bytes)
     if not table.num_rows:
         raise DataError("the frame holds no rows: give one with rows")
@@ -67,20 +72,24 @@ def open_frame(
     return RawData(layout=layout, files=[NAME], read=read, num_bytes=max(table.nbytes, 1), format="table")
 
 
-def frame_layout(table: pa.Table, label: str | Mapping[str, Any], given: Mapping[str, list[Any]]) -> Layout:
+def frame_layout(
+    table: pa.Table, label: str | Mapping[str, Any], given: Mapping[str, list[Any]], single: Mapping[str, str]
+) -> Layout:
     """The layout that names of columns describe; without any, that of guesses."""
     rule = {"column": label} if isinstance(label, str) else dict(label)
+    first = {"label": rule, **single}
     if not given:
         pl = import_polars()
         sample = pl.from_arrow(for_polars(table.slice(0, SAMPLE_ROWS)))
-        return parse_layout({**document(guess_columns(sample, rule.get("column"))), "label": rule})
+        sample = sample.drop(single.values(), strict=False)
+        return parse_layout({**document(guess_columns(sample, rule.get("column"))), **first})
     entries = {role: [dict(e) if isinstance(e, Mapping) else e for e in list_] for role, list_ in given.items()}
     lists = {name for name, kind in zip(table.column_names, table.schema.types, strict=True) if is_list(kind)}
     values = entries.get("categorical", [])
     moved = [entry for entry in values if isinstance(entry, str) and entry in lists]
     entries["categorical"] = [entry for entry in values if entry not in moved]
     entries["bag"] = entries.get("bag", []) + moved
-    return parse_layout({"label": rule, **entries})
+    return parse_layout({**first, **entries})
 
 
 def as_arrow(frame: Any) -> pa.Table:

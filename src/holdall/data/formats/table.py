@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from holdall.data.prepare import PrepareConfig
 
 TRANSFORMS = ("log", "standard", "none")
-TOP_KEYS = {"label": (str, dict), "dense": list, "categorical": list, "bag": list, "sequence": list, "csv": dict}
+TOP_KEYS = {
+    "label": (str, dict),
+    "weight": str,
+    "dense": list,
+    "categorical": list,
+    "bag": list,
+    "sequence": list,
+    "csv": dict,
+}
 LABEL_KEYS = {"column": str, "positive": str}
 DENSE_KEYS = {"name": str, "column": str, "transform": str}
 CATEGORICAL_KEYS = {"name": str, "column": str, "integer": bool, "table": str}
@@ -91,6 +99,7 @@ def parse_layout(document: dict[str, Any]) -> Layout:
     return Layout(
         label=label["column"],
         positive=parse_positive(label["positive"]) if "positive" in label else None,
+        weight=document.get("weight"),
         dense=tuple(parse_dense(entry) for entry in document.get("dense", [])),
         features=tuple(features),
         text=parse_csv(document.get("csv", {})),
