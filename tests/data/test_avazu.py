@@ -83,8 +83,8 @@ def test_files_of_another_separator_or_version_are_refused(tmp_path: Path) -> No
 
 
 def test_a_split_by_time_is_for_formats_with_a_time(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--split time goes with --format avazu"):
-        PrepareConfig(split="time")
+    with pytest.raises(ConfigError, match=r"--split time goes with --format avazu or table, not with taobao"):
+        PrepareConfig(format="taobao", split="time")
     with pytest.raises(ConfigError, match=r"--split time"):
         PrepareConfig(format="avazu", split="time", test_from_last_file=True)
     with pytest.raises(DataError, match=r"no row with a readable 'hour'"):

@@ -18,7 +18,7 @@ from holdall.data.rows import BOOLEANS, WHOLE_TEXT, import_polars
 if TYPE_CHECKING:
     import polars as pl
 
-Role = Literal["label", "weight", "dense", "categorical", "bag", "left out"]
+Role = Literal["label", "weight", "time", "dense", "categorical", "bag", "left out"]
 
 LABEL_NAMES = (
     *("label", "target", "y", "click", "clicked", "is_click", "is_clicked", "clk", "conversion", "converted"),
@@ -45,6 +45,7 @@ _DATE = (
     r"^([0-9]{4}[-/.][0-9]{1,2}[-/.][0-9]{1,2}|[0-9]{1,2}[-/.][0-9]{1,2}[-/.][0-9]{2,4}|[A-Z][a-z]{2,8}\.? [0-9]{1,2}, "
     r"[0-9]{4}|[0-9]{1,2} [A-Z][a-z]{2,8} [0-9]{4})([ T][0-9]{1,2}:[0-9]{2}.*)?$"
 )
+_ISO_DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?)?$"
 _NUMBER = r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$"
 
 
@@ -69,9 +70,10 @@ def guess_columns(frame: pl.DataFrame, label: str | None = None) -> list[Guess]:
     given = {name: without_missing(frame[name]) for name in frame.columns}
     found = guess_label(given, label)
     others = [guess_column(values, frame.height) for name, values in given.items() if name != found.column]
-    weights = [guess for guess in others if guess.role == "weight"]
-    others = [without_role(guess, weights[0]) if guess in weights[1:] else guess for guess in others]
-    if all(guess.role == "left out" for guess in others):
+    for role in ("weight", "time"):
+        first = next((guess for guess in others if guess.role == role), None)
+        others = [without_role(g, first) if first and g.role == role and g is not first else g for g in others]
+    if all(guess.role in ("left out", "weight", "time") for guess in others):
         reasons = "; ".join(f"{guess.column}: {guess.reason}" for guess in others[:5])
         raise DataError(f"no column is numbers or recurring values ({reasons}): write the schema yourself")
     return [found, *others]
@@ -83,7 +85,7 @@ def document(guesses: Sequence[Guess]) -> dict[str, Any]:
     entries = {
         role: [guess.entry for guess in guesses if guess.role == role] for role in ("dense", "categorical", "bag")
     }
-    single = {role: guess.column for guess in guesses for role in ("weight",) if guess.role == role}
+    single = {str(guess.role): guess.column for guess in guesses if guess.role in ("weight", "time")}
     return {"label": {"column": label.column, **label.options}, **single, **entries}
 
 
@@ -192,7 +194,9 @@ def guess_column(values: pl.Series, num_rows: int) -> Guess:
             return Guess(name, "left out", f"lists of {dtype.inner} have no obvious text")
         return Guess(name, "bag", "lists")
     if dtype.is_temporal():
-        return Guess(name, "left out", f"a time ({dtype}): split by it, or make columns such as the hour of it")
+        if dtype not in (pl.Date, pl.Datetime) or missing:
+            return Guess(name, "left out", f"a time ({dtype}): make columns such as the hour of it")
+        return Guess(name, "time", f"a time ({dtype}), for --split time; no input of the model")
     if dtype.is_nested() or dtype in (pl.Binary, pl.Object):
         return Guess(name, "left out", f"values of type {dtype} are not read")
     distinct = values.n_unique()
@@ -205,7 +209,7 @@ def guess_column(values: pl.Series, num_rows: int) -> Guess:
         if plain_name(name) in WEIGHT_NAMES and not missing and float(numbers.min()) >= 0:  # type: ignore[arg-type]
             return Guess(name, "weight", f"its name; {said_range(numbers)}")
         return guess_numbers(values, numbers, distinct, missing)
-    return guess_text(values, distinct)
+    return guess_text(values, distinct, missing)
 
 
 def as_numbers(values: pl.Series) -> pl.Series | None:
@@ -237,7 +241,8 @@ def guess_numbers(values: pl.Series, numbers: pl.Series, distinct: int, missing:
         of_rows = distinct == len(values) and not missing and len(values) >= MANY_ROWS
         seconds = low if high < 1e11 else low / 1000
         if 9.4e8 < seconds < 4.2e9 and high < 4.2e12 and distinct > FEW_NUMBERS and _TIME_NAME.search(name):
-            return Guess(name, "left out", "a time (seconds or milliseconds since 1970): split by it")
+            role: Role = "left out" if missing else "time"
+            return Guess(name, role, "a time (seconds or milliseconds since 1970), for --split time; no input")
         if of_rows and is_id:
             return Guess(name, "left out", f"another id in each of {distinct:,} rows: nothing recurs")
         if is_id:
@@ -264,11 +269,13 @@ def are_codes(numbers: pl.Series, distinct: int) -> bool:
     return float(lower[-1] - lower[0]) > 4 * len(lower)
 
 
-def guess_text(values: pl.Series, distinct: int) -> Guess:
+def guess_text(values: pl.Series, distinct: int, missing: int) -> Guess:
     """A value, several values with a separator, a time, or prose."""
     name = values.name
     if values.head(200).str.contains(_DATE).all():
-        return Guess(name, "left out", "a time: split by it, or make columns such as the weekday of it")
+        if not missing and values.head(200).str.contains(_ISO_DATE).all():
+            return Guess(name, "time", "a time, for --split time; no input of the model")
+        return Guess(name, "left out", "a time: make columns such as the weekday of it")
     several = guess_separator(values, distinct)
     if several is not None:
         return several

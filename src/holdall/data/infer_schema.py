@@ -75,7 +75,7 @@ def to_toml(guesses: Sequence[Guess], text: TextFormat | None, path: Path, num_r
         "",
         f"label = {value}  # {label.reason}",
     ]
-    single = [guess for guess in others if guess.role == "weight"]
+    single = [guess for guess in others if guess.role in ("weight", "time")]
     lines += [f"{guess.role} = {toml_value(guess.column)}  # {guess.reason}" for guess in single]
     for role in ("dense", "categorical", "bag"):
         members = [guess for guess in others if guess.role == role]

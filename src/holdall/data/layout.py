@@ -153,6 +153,8 @@ class Layout:
     """None: the label column holds 0 and 1, or booleans."""
     weight: str | None = None
     """Column with the weight of each row; None: every row counts once."""
+    time: str | None = None
+    """Column with the time of each row, which `--split time` reads."""
     dense: tuple[RawDense, ...] = ()
     features: tuple[RawFeature, ...] = ()
     text: TextFormat | None = None
@@ -167,7 +169,7 @@ class Layout:
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ConfigError(f"names of dense columns and features must differ, but these repeat: {repeated}")
-        if not names:
+        if not names and (self.label is not None or self.time is None):
             raise ConfigError("the schema names no dense column and no feature: there is nothing to learn from")
         for feature in self.features:
             reserved = RESERVED if self.weight is None else (*RESERVED, "weight")
@@ -180,7 +182,7 @@ class Layout:
     @property
     def used_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, once each, label first."""
-        first = [column for column in (self.label, self.weight) if column is not None]
+        first = [column for column in (self.label, self.weight, self.time) if column is not None]
         used = [*first, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
         return tuple(dict.fromkeys([*used, *self.keep]))
 

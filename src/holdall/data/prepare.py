@@ -41,6 +41,7 @@ def prepare(
     *,
     label: str | Mapping[str, Any] | None = None,
     weight: str | None = None,
+    time: str | None = None,
     categorical: Entries | None = None,
     dense: Entries | None = None,
     bag: Entries | None = None,
@@ -50,12 +51,13 @@ def prepare(
 
     A frame needs the name of its label, or `{"column": "stars", "positive": ">= 4"}`, and those of its columns, by
     name or with further keys as in a TOML schema. Columns of lists are bags. `weight` names the column with the weights
-    of rows. Without lists of columns these are guessed as `holdall schema infer` does. `progress` is called as (stage,
-    done, total); without it a progress bar shows when stderr is a terminal.
+    of rows, `time` the one by which `PrepareConfig(split="time")` holds out the newest. Without lists of columns these
+    are guessed as `holdall schema infer` does. `progress` is called as (stage, done, total); without it a progress bar
+    shows when stderr is a terminal.
     """
     import_polars()
     columns = {"categorical": categorical, "dense": dense, "bag": bag, "sequence": sequence}
-    single = {"weight": weight}
+    single = {"weight": weight, "time": time}
     if is_frame(sources):
         return prepare_raw(open_frame(sources, config, label, columns, single), out, config, progress)
     given = {"label": label, **single, **columns}

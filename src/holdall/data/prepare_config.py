@@ -32,7 +32,7 @@ class PrepareConfig:
     test: float = 0.1
     """Fraction of the rows for the test split, by a hash; not used where the last file or users' last events are it."""
     split: Literal["random", "time"] = "random"
-    """Choice of the valid and test rows: random, or (avazu) the last hours of the log."""
+    """Choice of the valid and test rows: random, or the newest ones (avazu, and tables whose schema names a time)."""
     test_from_last_file: bool = False
     """Take the last source file as the test split, as for files in time order."""
     negatives: int = 4
@@ -73,11 +73,13 @@ class PrepareConfig:
             raise ConfigError("--format table needs --schema FILE.toml (sample: configs/table-example.toml)")
         if self.format != "table" and self.schema is not None:
             raise ConfigError(f"--schema goes with --format table: the layout of {self.format} is known")
-        if self.split == "time" and (self.format != "avazu" or self.test_from_last_file):
+        if self.split == "time" and self.format in (*IMPLICIT, "bookcrossing"):
             raise ConfigError(
-                "--split time goes with --format avazu, and without --test-from-last-file: of the other formats either "
-                "the rows have no time, or the split is by each user's time already"
+                f"--split time goes with --format avazu or table, not with {self.format}: its rows have no time, or "
+                f"are split by each user's time already"
             )
+        if self.split == "time" and self.test_from_last_file:
+            raise ConfigError("--split time and --test-from-last-file are two ways to hold rows out: leave one out")
         if self.positive is not None:
             if self.format != "bookcrossing":
                 raise ConfigError("--positive goes with --format bookcrossing; a schema has its own [label] rule")

@@ -116,6 +116,8 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
     for column in (*label, *weight, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")
+    if layout.time is not None and not is_time(schema.field(layout.time).type):
+        raise refuse(schema, layout.time, path, "times are numbers, dates, timestamps, or their texts")
     for feature in layout.features:
         kind = schema.field(feature.column).type
         listed = is_listed(kind)
@@ -125,6 +127,14 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
             raise refuse(schema, feature.column, path, f"{feature.kind} '{feature.name}' needs lists, or a separator")
         if not is_nameable(kind.value_type if listed else kind) and not is_whole_float(kind):
             raise refuse(schema, feature.column, path, "values must be text, integers or booleans; store them as text")
+
+
+def is_time(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        is_number(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def is_number(kind: pa.DataType) -> bool:

@@ -29,6 +29,9 @@ WHOLE_TEXT = r"^-?[0-9]+(\.0*)?$"
 """Whole numbers as programs write them that store them as floats."""
 NOT_WHOLE = "which is not the exact value of a whole number: store ids as text or integers, or name it as dense"
 NO_WEIGHT = "which is no finite number of 0 or more: correct it; 0 leaves a row out of loss and metrics"
+NO_TIME = "which is no time: give seconds or another number, or a date as 2024-05-31 or 2024-05-31T23:59:59Z"
+DATE_FORMATS = ("%Y-%m-%d", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S%.f", "%Y-%m-%d %H:%M%:z", "%Y-%m-%d %H:%M:%S%.f%:z")
+"""Texts that are times, with a blank or a T before the hour; without an offset they are taken as UTC."""
 TEXT_LABELS = """; for another text set positive = "== TEXT" in [label] of the schema"""
 
 
@@ -59,7 +62,8 @@ class Rows:
 
     frame: pl.DataFrame
     """`label` (UInt8, null where an optional one is missing), `dense0`.. (Float64, null where missing), `feature0`..
-    (String or lists of it, no nulls), `keep0`.. (of any type); `weight` (Float64) where the layout has one."""
+    (String or lists of it, no nulls), `keep0`.. (of any type); `weight` (Float64), `time` (Float64) and `is_date`
+    (Boolean, whether that time is a date) where the layout has them."""
     numbers: npt.NDArray[np.int64]
     """[R] number of each row in its file, from 0, with refused rows counted: what the split is drawn from."""
     refused: list[Refused]
@@ -103,6 +107,10 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         number, fine = weight_of(raw.schema[layout.weight], layout.weight)
         outputs.append(number.alias("weight"))
         whole["weight"] = fine
+    if layout.time is not None:
+        outputs.append(time_of(raw.schema[layout.time], layout.time).alias("time"))
+        whole["time"] = outputs[-1].is_not_null()
+        outputs.append(is_date(raw.schema[layout.time], layout.time).alias("is_date"))
     for index, feature in enumerate(layout.features):
         values, fine = values_of(raw.schema[feature.column], feature)
         outputs.append(values.alias(f"feature{index}"))
@@ -182,6 +190,38 @@ def weight_of(dtype: Any, column: str) -> tuple[Any, Any]:
     return number, fine & (number >= 0).fill_null(False)
 
 
+def time_of(dtype: Any, column: str) -> Any:
+    """Expression for times: numbers as they are, dates as microseconds since 1970; null where it is neither."""
+    pl = import_polars()
+    raw = pl.col(column)
+    if dtype in (pl.Categorical, pl.Enum):
+        raw, dtype = raw.cast(pl.String), pl.String
+    if dtype in (pl.Date, pl.Datetime):
+        return raw.cast(pl.Datetime("us")).to_physical().cast(pl.Float64)
+    if dtype != pl.String:
+        number = raw.cast(pl.Float64, strict=False)
+        return pl.when(number.is_finite()).then(number)
+    number = raw.cast(pl.Float64, strict=False)
+    plain = raw.str.replace(r"^([0-9-]{10})T", "$1 ").str.replace(r"(Z|\+00)$", "+00:00")
+    dates = [read_date(plain, form) for form in DATE_FORMATS]
+    return pl.coalesce(pl.when(number.is_finite()).then(number), *dates)
+
+
+def is_date(dtype: Any, column: str) -> Any:
+    """Expression for whether a time is a date, not a number."""
+    pl = import_polars()
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        return pl.col(column).cast(pl.String).cast(pl.Float64, strict=False).is_null()
+    return pl.repeat(dtype.is_temporal(), pl.len())
+
+
+def read_date(text: Any, form: str) -> Any:
+    """Expression for the microseconds since 1970 of dates in one format; null for other texts."""
+    pl = import_polars()
+    kind = pl.Datetime("us", "UTC") if form.endswith("z") else pl.Datetime("us")
+    return text.str.strptime(kind, form, strict=False).to_physical().cast(pl.Float64)
+
+
 def values_of(dtype: Any, feature: RawFeature) -> tuple[Any, Any]:
     """Expressions for a feature: text without nulls, or lists of text without nulls or empty pieces; and whether each
     row is fine, None where every row is."""
@@ -226,7 +266,8 @@ def explain(
     names = fine.columns
     columns = [layout.label or "", *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
     further = names[len(columns) :]
-    columns += [layout.weight or "" if n == "weight" else layout.features[int(n[5:])].column for n in further]
+    single = {"weight": layout.weight or "", "time": layout.time or ""}
+    columns += [single[name] if name in single else layout.features[int(name[5:])].column for name in further]
     wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
     values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}
@@ -234,6 +275,9 @@ def explain(
         name, column = names[place], columns[place]
         if name == "weight":
             reasons[row] = f"the weight (column '{column}') is {shown(values[place][row])}, {NO_WEIGHT}"
+            continue
+        if name == "time":
+            reasons[row] = f"the time (column '{column}') is {shown(values[place][row])}, {NO_TIME}"
             continue
         if name.startswith("whole"):
             reasons[row] = f"column '{column}' holds {shown(values[place][row])}, {NOT_WHOLE}"

@@ -23,7 +23,7 @@ from holdall.data.raw_data import RawData
 from holdall.data.read_text import read_text
 from holdall.data.rows import Refused, Rows, import_polars, shown
 from holdall.data.sources import find_sources
-from holdall.data.splits import TEST, TRAIN, VALID
+from holdall.data.time_split import TimeCounts, splits_of
 
 if TYPE_CHECKING:
     from holdall.data.prepare import PrepareConfig
@@ -59,19 +59,19 @@ def open_avazu(sources: Sequence[str | Path], out: Path, config: PrepareConfig, 
     layout = replace(RAW, max_value_bytes=config.max_value_bytes, label_optional=to_score)
 
     @cache  # found when the first file is read, not before it is known that there is something to do
-    def cuts() -> tuple[int, int] | None:
+    def cuts() -> tuple[float, float] | None:
         return find_cuts(files, layout, config.valid_fraction, config.test) if config.split == "time" else None
 
     made = replace(AVAZU, max_value_bytes=config.max_value_bytes, label_optional=to_score)
     return RawData(layout=made, files=files, read=lambda path: read_avazu(path, layout, cuts()))
 
 
-def read_avazu(path: Path, layout: Layout = RAW, cuts: tuple[int, int] | None = None) -> Generator[Rows]:
+def read_avazu(path: Path, layout: Layout = RAW, cuts: tuple[float, float] | None = None) -> Generator[Rows]:
     for rows in read_text(path, layout):
         yield derive(rows, cuts)
 
 
-def derive(rows: Rows, cuts: tuple[int, int] | None) -> Rows:
+def derive(rows: Rows, cuts: tuple[float, float] | None) -> Rows:
     """Replace `hour` (the first feature of RAW) by what is made of it; rows with no such hour are refused."""
     pl = import_polars()
     time = hours(rows.frame)
@@ -86,11 +86,7 @@ def derive(rows: Rows, cuts: tuple[int, int] | None) -> Rows:
     refused = sorted([*rows.refused, *(refuse(rows, row) for row in bad)], key=lambda row: row.line)
     keep = np.delete(np.arange(len(frame)), bad)
     made = replace(rows, frame=frame[keep], numbers=rows.numbers[keep], refused=refused)
-    if cuts is None:
-        return made
-    index = frame["dense0"].to_numpy()[keep]
-    splits = np.where(index >= cuts[1], TEST, np.where(index >= cuts[0], VALID, TRAIN)).astype(np.uint8)
-    return replace(made, splits=splits)
+    return made if cuts is None else replace(made, splits=splits_of(frame["dense0"].to_numpy()[keep], cuts))
 
 
 def hours(frame: Any) -> Any:
@@ -108,23 +104,12 @@ def refuse(rows: Rows, row: int) -> Refused:
     return Refused(int(rows.numbers[row]) + 2, reason, ",".join(map(str, values)))
 
 
-def find_cuts(files: Sequence[Path], layout: Layout, valid: float, test: float) -> tuple[int, int]:
+def find_cuts(files: Sequence[Path], layout: Layout, valid: float, test: float) -> tuple[float, float]:
     """First hour of the valid and of the test split: whole hours, nearest to the wanted fractions."""
-    counts: dict[int, int] = {}
+    counts = TimeCounts()
     for file in files:
         for rows in read_avazu(file, layout):
-            found, numbers = np.unique(rows.frame["dense0"].to_numpy(), return_counts=True)
-            for hour, number in zip(found.astype(int).tolist(), numbers.tolist(), strict=True):
-                counts[hour] = counts.get(hour, 0) + number
-    order = sorted(counts)
-    if not order:
+            counts.add(rows.frame["dense0"].to_numpy())
+    if not len(counts.times):
         raise DataError(f"no row with a readable '{HOUR}' in {', '.join(map(str, files))}: is this the Avazu log?")
-    ends = np.cumsum([counts[hour] for hour in order]) / sum(counts.values())
-
-    def first_hour(fraction_before: float) -> int:
-        """The hour that starts nearest to where `fraction_before` of the rows have passed."""
-        starts = np.concatenate([[0.0], ends])
-        place = int(np.argmin(np.abs(starts - fraction_before)))
-        return order[place] if place < len(order) else order[-1] + 1
-
-    return first_hour(1 - valid - test), first_hour(1 - test)
+    return counts.cuts(valid, test, "the Avazu log")

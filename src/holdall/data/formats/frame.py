@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.encode import is_list
-from holdall.data.formats.table import load_layout, parse_layout
+from holdall.data.formats.table import load_layout, parse_layout, table_data
 from holdall.data.guess_columns import document, guess_columns
 from holdall.data.layout import Layout
 from holdall.data.raw_data import RawData
@@ -47,7 +47,7 @@ def open_frame(
 ) -> RawData:
     """A frame as raw data, with the columns of each role, or those of the TOML schema of `config`.
 
-    `single` are roles that one column has, by name: `weight`.
+    `single` are roles that one column has, by name: `weight` and `time`.
     """
     table = as_arrow(frame)
     given = {role: list(entries) for role, entries in columns.items() if entries is not None}
@@ -65,11 +65,8 @@ def open_frame(
         raise DataError("the frame holds no rows: give one with rows")
     check_columns(table.column_names, layout, str(NAME))
     check_types(table.schema, layout, NAME)
-
-    def read(_: Path) -> Generator[Rows]:
-        return read_frame(table, layout)
-
-    return RawData(layout=layout, files=[NAME], read=read, num_bytes=max(table.nbytes, 1), format="table")
+    raw = table_data(layout, [NAME], lambda _, layout: read_frame(table, layout), config)
+    return replace(raw, num_bytes=max(table.nbytes, 1), format="table")
 
 
 def frame_layout(

@@ -54,7 +54,7 @@ def open_to_score(
     else:
         layout = plain_layout(schema)
     check_names(layout, schema, where)
-    layout = only(replace(layout, label_optional=True, weight=None, max_value_bytes=max_value_bytes), schema)
+    layout = only(replace(layout, label_optional=True, weight=None, time=None, max_value_bytes=max_value_bytes), schema)
     return RawData(
         layout=layout, files=find_sources(sources, out), read=partial(read_table, layout=layout), format="table"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from holdall.data.read_text import read_text
 from holdall.data.rows import Rows
 from holdall.data.schema import FeatureKind
 from holdall.data.sources import find_sources
+from holdall.data.time_split import split_by_time, times_layout
 
 if TYPE_CHECKING:
     from holdall.data.prepare import PrepareConfig
@@ -33,6 +34,7 @@ TRANSFORMS = ("log", "standard", "none")
 TOP_KEYS = {
     "label": (str, dict),
     "weight": str,
+    "time": str,
     "dense": list,
     "categorical": list,
     "bag": list,
@@ -59,7 +61,23 @@ def open_table(sources: Sequence[str | Path], out: Path, config: PrepareConfig) 
     """CSV and Parquet files with the layout of the TOML schema, or Criteo's where there is none."""
     layout = CRITEO if config.schema is None else load_layout(config.schema)
     layout = replace(layout, max_value_bytes=config.max_value_bytes)
-    return RawData(layout=layout, files=find_sources(sources, out), read=partial(read_table, layout=layout))
+    return table_data(layout, find_sources(sources, out), read_table, config)
+
+
+def table_data(
+    layout: Layout, files: list[Path], read: Callable[..., Generator[Rows]], config: PrepareConfig
+) -> RawData:
+    """Raw data of tables, read by `read(path, layout=...)`; their times are read for a split by time alone."""
+    if config.split != "time":
+        return RawData(layout=layout, files=files, read=partial(read, layout=replace(layout, time=None)))
+    if layout.time is None:
+        raise ConfigError(
+            '--split time needs the time of each row: name its column in the schema, as time = "NAME" above the first '
+            "[section], or split at random"
+        )
+    raw = RawData(layout=layout, files=files, read=partial(read, layout=layout))
+    read_times = partial(read, layout=times_layout(layout))
+    return split_by_time(raw, read_times, config.valid_fraction, config.test)
 
 
 def read_table(path: Path, layout: Layout) -> Generator[Rows]:
@@ -100,6 +118,7 @@ def parse_layout(document: dict[str, Any]) -> Layout:
         label=label["column"],
         positive=parse_positive(label["positive"]) if "positive" in label else None,
         weight=document.get("weight"),
+        time=document.get("time"),
         dense=tuple(parse_dense(entry) for entry in document.get("dense", [])),
         features=tuple(features),
         text=parse_csv(document.get("csv", {})),
