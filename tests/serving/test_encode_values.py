@@ -43,12 +43,18 @@ def encoders(folder: Path, hot_rows: int | None = None) -> tuple[ValueEncoder, E
 
 
 @pytest.mark.parametrize("form", ["dicts", "columns"])
-@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize(("many", "table_from"), [(1, 1000), (1000, 1000), (1000, 1)])
 @pytest.mark.parametrize("hot_rows", [None, 0, 2])
 def test_dicts_are_encoded_as_columns_are(
-    hot_rows: int | None, many: int, form: str, prepared: tuple[Path, pa.Table], monkeypatch: pytest.MonkeyPatch
+    hot_rows: int | None,
+    many: int,
+    table_from: int,
+    form: str,
+    prepared: tuple[Path, pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encode_values, "MANY", many)
+    monkeypatch.setattr(encode_values, "TABLE_FROM", table_from)
     folder, table = prepared
     fast, encoder, lookups = encoders(folder, hot_rows)
     rows = plain_rows(table)

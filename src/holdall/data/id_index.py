@@ -21,6 +21,8 @@ LONG_BYTES = 256  # values hashed one by one, in a microsecond or two each
 DISTINCT_FROM = 4096
 """Queries of which only distinct ones are looked up: a million values of Zipf's law over 3 million take 0.25 s instead
 of 0.45."""
+FEW_TEXTS = 64
+"""Texts from which on arrays hash them faster than a loop, which takes 2 microseconds a text."""
 _OFFSET, _PRIME, _BITS_64 = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1  # of FNV-1a
 _MIX = (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)  # of MurmurHash3's last step
 
@@ -81,14 +83,14 @@ class IdIndex:
             where, ends, left = where[goes_on] + 1, ends[goes_on], left[goes_on]
         return found
 
-    def find_one(self, query: str, text: Callable[[int], str | None]) -> int | None:
-        """The id of one text, in a few microseconds; None if it is not in the index."""
-        wanted = hash_one(query)
+    def find_one(self, query: str, text: Callable[[int], str | None], hashed: int | None = None) -> int | None:
+        """The id of one text, in a few microseconds; None if it is not in the index. `hashed` is its `hash_one`."""
+        wanted = hash_one(query) if hashed is None else hashed
         bucket = wanted >> self._shift_int
-        starts, hashes = self._views
+        starts, hashes, ids = self._views
         for place in range(starts[bucket], starts[bucket + 1]):
             if hashes[place] == wanted:
-                found = int(self.ids[place])
+                found: int = ids[place]
                 if text(found) == query:
                     return found
         return None
@@ -102,9 +104,9 @@ class IdIndex:
         return np.uint64(self._shift_int)
 
     @cached_property
-    def _views(self) -> tuple[memoryview, memoryview]:
+    def _views(self) -> tuple[memoryview, memoryview, memoryview]:
         """The arrays as memory views, whose elements are read in a third of the time."""
-        return self.starts.data, self.hashes.data
+        return self.starts.data, self.hashes.data, self.ids.data
 
 
 def mixed(hashes: Array) -> Array:
@@ -112,6 +114,14 @@ def mixed(hashes: Array) -> Array:
     for factor in _MIX:
         hashes = (hashes ^ (hashes >> np.uint64(33))) * np.uint64(factor)
     return hashes ^ (hashes >> np.uint64(33))
+
+
+def hash_texts(texts: list[str]) -> list[int]:
+    """`hash_one` of each text: one by one if they are few, by arrays if they are many."""
+    if len(texts) < FEW_TEXTS:
+        return list(map(hash_one, texts))
+    found: list[int] = mixed(hash_strings(pa.array(texts, pa.large_string()))).tolist()
+    return found
 
 
 def hash_one(text: str) -> int:

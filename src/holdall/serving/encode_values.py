@@ -8,8 +8,10 @@ them, or says what is wrong with them.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch, Ids
 from holdall.data.columns import offsets_of
 from holdall.data.dense import transform
+from holdall.data.id_index import hash_texts
 from holdall.data.id_map import id_dtype
 from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Feature
+from holdall.serving.hot_table import PADDING, HotTable, words_of
 from holdall.serving.id_lookup import IdLookup
 from holdall.serving.raw_rows import RowFormat, ValueRefusedError, text_of
 
@@ -31,25 +35,36 @@ NUMBERS = {float, int, bool, type(None)}
 MANY = 1024
 """Values that are not in the dict of their feature, from which on they are looked up together. Arrow imports pandas
 for that, where it is installed, which no small request should wait for."""
+TABLE_FROM = 1024
+"""Values of a batch that are looked up by arrays; fewer are found faster in the dicts of their features."""
 
 _WHOLE = re.compile(r"-?[1-9][0-9]{0,17}|0")
 """Whole numbers as `prepare` writes them."""
 
 Columns = Mapping[str, Sequence[Any]]
+Array = npt.NDArray[Any]
 
 
 class ValueEncoder:
     """Encoder of lists of dicts and of dicts of lists; it adds unseen values to `num_unseen`."""
 
-    def __init__(self, form: RowFormat, lookups: Mapping[str, IdLookup], num_unseen: dict[str, int]):
+    def __init__(
+        self,
+        form: RowFormat,
+        lookups: Mapping[str, IdLookup],
+        num_unseen: dict[str, int],
+        hot_table: HotTable | None = None,
+    ):
         self._num_unseen = num_unseen
         self._names = form.names
         self._dense = form.schema.dense
         self._all_log = all(column.transform == "log" and column.missing == 0 for column in self._dense)
         self._features = form.schema.features
         self._lookups = [lookups.get(feature.name) for feature in self._features]
+        self._hot_table = hot_table or HotTable(lookups.values())
+        self._unseen = np.array([-1 if lookup is None else lookup.unseen for lookup in self._lookups])
         self._separators = form.separators
-        self._integers = form.integers
+        self._is_integer = [feature.name in form.integers for feature in self._features]
         self._max_bytes = form.max_value_bytes
         self._one_hot = form.schema.one_hot
         self._dtype = id_dtype(max((lookup.num_rows for lookup in lookups.values()), default=1))
@@ -97,46 +112,71 @@ class ValueEncoder:
 
     def _singles(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
         """Ids [F, R], and the number of unseen ones by feature."""
-        flat: list[int | None] = []
+        pairs = zip(self._features, self._lookups, strict=True)
+        values = [[0] * num_rows if lookup is None else columns[feature.name] for feature, lookup in pairs]
+        ids = self._ids(values).reshape(len(values), num_rows)
+        is_unseen = ids == self._unseen[:, None]
         unseen: dict[str, int] = {}
-        for feature, lookup in zip(self._features, self._lookups, strict=True):
-            if lookup is None:
-                flat += [0] * num_rows
-                continue
-            values = columns[feature.name]
-            found = list(map(lookup.hot.get, values))
-            if None in found:
-                self._look_up(found, values, lookup, feature.name)
-            if lookup.unseen in found:
-                unseen[feature.name] = found.count(lookup.unseen)
-            flat += found
-        ids = np.array(flat, dtype=self._dtype).reshape(len(self._features), num_rows)
-        return Ids(torch.from_numpy(ids), None, len(self._features)), unseen
+        if is_unseen.any():
+            counts = is_unseen.sum(axis=1).tolist()
+            unseen = {feature.name: count for feature, count in zip(self._features, counts, strict=True) if count}
+        return Ids(torch.from_numpy(ids), None, len(values)), unseen
 
     def _bags(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
         """`_singles` where some features have several ids a row."""
-        flat: list[int | None] = []
+        values: list[Sequence[Any]] = []
         lengths: list[int] = []
-        unseen: dict[str, int] = {}
         for feature, lookup in zip(self._features, self._lookups, strict=True):
-            if lookup is None:
-                flat += [0] * (num_rows if feature.one_hot else 0)
-                lengths += [1 if feature.one_hot else 0] * num_rows
-                continue
-            values = columns[feature.name]
             if feature.one_hot:
                 lengths += [1] * num_rows
-            else:
-                bags = [self._pieces(value, feature) for value in values]
-                lengths += map(len, bags)
-                values = list(chain.from_iterable(bags))
-            found = list(map(lookup.hot.get, values))
-            if None in found:
-                self._look_up(found, values, lookup, feature.name)
-            unseen[feature.name] = found.count(lookup.unseen)
-            flat += found
+                values.append([0] * num_rows if lookup is None else columns[feature.name])
+                continue
+            bags = [] if lookup is None else [self._pieces(value, feature) for value in columns[feature.name]]
+            lengths += map(len, bags) if bags else [0] * num_rows
+            values.append(list(chain.from_iterable(bags)))
+        ids = self._ids(values)
+        own = np.split(ids, np.cumsum([len(part) for part in values[:-1]]))
+        unseen = {
+            feature.name: int(np.count_nonzero(part == number))
+            for feature, part, number in zip(self._features, own, self._unseen, strict=True)
+            if feature.name in self._num_unseen
+        }
         offsets = torch.from_numpy(offsets_of(np.array(lengths, dtype=np.int64)))
-        return Ids(torch.from_numpy(np.array(flat, dtype=self._dtype)), offsets, len(self._features)), unseen
+        return Ids(torch.from_numpy(ids), offsets, len(self._features)), unseen
+
+    def _ids(self, values: list[Sequence[Any]]) -> Array:
+        """Ids of the values of every feature, one feature after the other; those of features without a map as given."""
+        number = sum(map(len, values))
+        if number < TABLE_FROM:
+            flat: list[int] = []
+            for own, lookup in zip(values, self._lookups, strict=True):
+                flat += own if lookup is None else map(lookup.hot.get, own, repeat(-1))
+            ids: Array = np.array(flat, dtype=self._dtype)
+        else:
+            ids = np.zeros(number, dtype=self._dtype)
+            counts = list(map(len, values))
+            mapped = [place for place, lookup in enumerate(self._lookups) if lookup is not None]
+            found = self._hot_ids([values[place] for place in mapped], [self._map(place) for place in mapped])
+            ids[np.repeat([lookup is not None for lookup in self._lookups], counts)] = found
+        places = np.flatnonzero(ids < 0).tolist()
+        if places:
+            self._look_up(ids, places, values)
+        return ids
+
+    def _hot_ids(self, values: list[Sequence[Any]], lookups: list[IdLookup]) -> Array:
+        """Ids of the values of some maps; -1 for those that are not in the table."""
+        try:
+            whole = "".join(chain.from_iterable(values))
+        except TypeError:
+            values = [own if set(map(type, own)) == {str} else list(map(text_of, own)) for own in values]
+            whole = "".join(chain.from_iterable(values))
+        counts, data = list(map(len, values)), whole.encode()
+        texts = chain.from_iterable(values)
+        in_bytes = map(len, texts) if len(data) == len(whole) else (len(text.encode()) for text in texts)
+        sizes = np.fromiter(in_bytes, dtype=np.int64, count=sum(counts))
+        starts = np.cumsum(sizes) - sizes
+        words = words_of(np.frombuffer(data + PADDING.tobytes(), dtype=np.uint8), starts, sizes)
+        return self._hot_table.find(words, lookups, counts)
 
     def _pieces(self, value: Any, feature: Feature) -> list[Any]:
         """Values of a bag or sequence, without missing ones and at most `max_length`."""
@@ -151,14 +191,34 @@ class ValueEncoder:
             return pieces
         return pieces[: feature.max_length] if feature.kind == "bag" else pieces[len(pieces) - feature.max_length :]
 
-    def _look_up(self, found: list[int | None], values: Sequence[Any], lookup: IdLookup, name: str) -> None:
-        """Fill in the ids of values that are not in the dict of their feature."""
-        places = [place for place, number in enumerate(found) if number is None]
-        texts = [text_of(values[place]) for place in places]
-        if any(len(text) > self._max_bytes // 4 for text in texts):
-            raise DataError("a value may be too long")
-        if name in self._integers and not all(text == "" or _WHOLE.fullmatch(text) for text in texts):
-            raise DataError("a value may be written as a float")
-        numbers = [lookup.id_of(text) for text in texts] if len(texts) < MANY else lookup.apply(texts).tolist()
-        for place, number in zip(places, numbers, strict=True):
-            found[place] = number
+    def _look_up(self, ids: Array, places: list[int], values: list[Sequence[Any]]) -> None:
+        """Fill in the ids of values that were not found, each distinct one once."""
+        starts = list(accumulate(map(len, values), initial=0))
+        asked = []
+        for place in places:
+            feature = bisect_right(starts, place) - 1
+            asked.append((feature, text_of(values[feature][place - starts[feature]])))
+        distinct = list(dict.fromkeys(asked))
+        for feature, text in distinct:
+            if len(text) > self._max_bytes // 4:
+                raise DataError("a value may be too long")
+            if self._is_integer[feature] and text and not _WHOLE.fullmatch(text):
+                raise DataError("a value may be written as a float")
+        found: dict[tuple[int, str], int] = {}
+        for feature, number in Counter(feature for feature, _ in distinct).items() if len(distinct) >= MANY else ():
+            if number >= MANY:
+                own = [key for key in distinct if key[0] == feature]
+                found |= zip(
+                    own, self._map(feature).apply([text for _, text in own], distinct=True).tolist(), strict=True
+                )
+        left = [key for key in distinct if key not in found]
+        for key, hashed in zip(left, hash_texts([text for _, text in left]), strict=True):
+            lookup = self._map(key[0])
+            number = lookup.hot.get(key[1], -1)
+            found[key] = lookup.id_of(key[1], hashed) if number < 0 else number
+        ids[places] = [found[key] for key in asked]
+
+    def _map(self, feature: int) -> IdLookup:
+        lookup = self._lookups[feature]
+        assert lookup is not None
+        return lookup

@@ -24,6 +24,7 @@ from holdall.data.folder_files import check_other_file
 from holdall.data.id_index import IdIndex
 from holdall.data.id_map import IdMap, as_text, id_dtype, id_map_path, read_file
 from holdall.data.schema import Feature, Schema
+from holdall.serving.arrow_buffers import bounds_of, bytes_of, is_valid, numbers_of
 from holdall.serving.mapped_tensors import CURE, MappedTensors, write_tensors
 
 HOT_VALUES = 1 << 17
@@ -49,7 +50,7 @@ class IdLookup:
         self._path, self._index_path = path, index
         table = read_file(path)
         self._values = table["value"].chunks
-        self._counts = [_numbers(chunk) for chunk in table["count"].chunks]
+        self._counts = [numbers_of(chunk) for chunk in table["count"].chunks]
         self._starts = np.cumsum([0, *map(len, self._values)])
         if table.num_rows != self.num_rows or self.text(self.unseen) is not None:
             raise DataError(f"the id map {path} does not fit schema.json: {CURE}")
@@ -84,8 +85,16 @@ class IdLookup:
         if number in self._is_out:
             return None
         chunk, place = self._place(number)
-        found: str | None = self._values[chunk][place].as_py()
-        return found
+        bounds, content = self._views[chunk]
+        start, end = bounds[place], bounds[place + 1]
+        if start < end:
+            return str(content[start:end], "utf-8")
+        return "" if self._values[chunk][place].is_valid else None
+
+    @cached_property
+    def _views(self) -> list[tuple[memoryview, memoryview]]:
+        """Bounds and bytes of the values of each chunk, read in a third of the time that Arrow takes for one value."""
+        return [(bounds_of(values).data, bytes_of(values).data) for values in self._values]
 
     def count(self, number: int) -> int:
         """Occurrences in the training split of the value behind an id."""
@@ -137,9 +146,9 @@ class IdLookup:
             found[np.isin(found, self._out)] = self.unseen
         return found
 
-    def id_of(self, text: str) -> int:
-        """The id of one value."""
-        found = self.index.find_one(text, self.text)
+    def id_of(self, text: str, hashed: int | None = None) -> int:
+        """The id of one value; `hashed` is its `hash_one`."""
+        found = self.index.find_one(text, self.text, hashed)
         if found is None or found in self._is_out:
             return self.unseen
         if found < self.hot_rows:
@@ -148,32 +157,25 @@ class IdLookup:
                 self.hot[None] = found
         return found
 
+    def first_values(self, number: int) -> Iterator[tuple[Array, pa.StringArray, Array]]:
+        """Of the first ids, in parts: ids, values, and whether each value is there, and not withdrawn."""
+        for first, values in zip(self._bounds, self._values, strict=False):
+            if first < number:
+                part = values[: number - first]
+                ids = np.arange(first, first + len(part))
+                yield ids, part, is_valid(part) & ~np.isin(ids, self._out)
+
     def fill(self) -> None:
         """Keep all values of the hot prefix from now on."""
-        number = 0
-        for values in self._values:
-            for text in _python_texts(values[: self.hot_rows - number]):
-                if text is not None and number not in self._is_out:
-                    self.hot[text] = number
-                number += 1
+        for ids, values, is_there in self.first_values(self.hot_rows):
+            bounds = bounds_of(values)
+            content = bytes_of(values)[bounds[0] : bounds[-1]].tobytes()
+            places = itertools.pairwise((bounds - bounds[0]).tolist())
+            for number, (start, end), there in zip(ids.tolist(), places, is_there.tolist(), strict=True):
+                if there:
+                    self.hot[content[start:end].decode()] = number
         if "" in self.hot:
             self.hot[None] = self.hot[""]
-
-
-def _python_texts(values: pa.StringArray) -> Iterator[str | None]:
-    """Texts as Python has them; without nulls in a third of the time that `to_pylist` takes."""
-    if values.null_count:
-        return iter(values.to_pylist())
-    _, offsets, data = values.buffers()
-    bounds = np.frombuffer(offsets, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    first, last = int(bounds[0]), int(bounds[-1])
-    content = memoryview(data or b"")[first:last].tobytes()
-    return (content[start:end].decode() for start, end in itertools.pairwise((bounds - first).tolist()))
-
-
-def _numbers(chunk: pa.Int64Array) -> Array:
-    """Numbers without nulls as an array. Arrow's `to_numpy` imports pandas where it is installed, for a second."""
-    return np.frombuffer(chunk.buffers()[1], dtype=np.int64)[chunk.offset : chunk.offset + len(chunk)]
 
 
 def open_lookups(

@@ -14,6 +14,7 @@ from holdall.data.batch import Batch, Ids
 from holdall.data.columns import offsets_of
 from holdall.data.encode import Encoder
 from holdall.serving.encode_values import ValueEncoder
+from holdall.serving.hot_table import HotTable
 from holdall.serving.id_lookup import IdLookup
 from holdall.serving.raw_rows import RowFormat
 
@@ -28,12 +29,19 @@ class EncodedBatch(Batch):
 class RowEncoder:
     """Encoder of the rows of one format; `num_unseen` counts lookups that became a feature's unseen row."""
 
-    def __init__(self, form: RowFormat, lookups: Mapping[str, IdLookup], num_unseen: dict[str, int] | None = None):
+    def __init__(
+        self,
+        form: RowFormat,
+        lookups: Mapping[str, IdLookup],
+        num_unseen: dict[str, int] | None = None,
+        hot_table: HotTable | None = None,
+    ):
         self.form, self.lookups = form, lookups
+        self.hot_table = hot_table or HotTable(lookups.values())
         self.columns = Encoder(form.schema, max_value_bytes=form.max_value_bytes, maps=lookups)
         self.num_unseen = self.columns.num_unseen if num_unseen is None else num_unseen
         self.columns.num_unseen = self.num_unseen
-        self.values = ValueEncoder(form, lookups, self.num_unseen)
+        self.values = ValueEncoder(form, lookups, self.num_unseen, self.hot_table)
         self.fast = True
         """Whether rows of Python values may be encoded without Arrow."""
         self._parts: dict[frozenset[str], tuple[RowEncoder, RowEncoder]] = {}
@@ -53,7 +61,7 @@ class RowEncoder:
     def only(self, names: Collection[str]) -> RowEncoder:
         """Encoder of rows with these columns alone; other features are id 0 or empty."""
         lookups = {name: lookup for name, lookup in self.lookups.items() if name in names}
-        made = RowEncoder(self.form.only(names), lookups, self.num_unseen)
+        made = RowEncoder(self.form.only(names), lookups, self.num_unseen, self.hot_table)
         made.fast = self.fast
         return made
 
