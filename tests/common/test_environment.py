@@ -19,9 +19,16 @@ def test_the_commit_is_that_of_the_checkout_the_package_runs_from(monkeypatch: p
         return next(answer for question, answer in answers.items() if " ".join(arguments).startswith(question))
 
     monkeypatch.setattr(environment, "_git", git)
+    monkeypatch.setattr(environment, "_commit_of", environment._commit_of.__wrapped__)
     assert environment.checkout() == {"commit": "0123abc", "dirty": False}
     answers["status"] = " M README.md"
     assert environment.checkout() == {"commit": "0123abc", "dirty": True}
+
+
+def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = environment.checkout()
+    monkeypatch.setattr(environment, "_git", lambda folder, *arguments: pytest.fail("asked again"))
+    assert environment.checkout() == first
 
 
 def test_an_environment_inside_another_repository_has_no_commit(

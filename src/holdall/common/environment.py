@@ -62,15 +62,20 @@ def checkout() -> dict[str, Any]:
     """Commit of the git checkout this package runs from, and whether files differ from it.
 
     A package installed into an environment inside some other repository has no commit. Benchmark cards do not count as
-    differences: writing one would make the next one dirty.
+    differences: writing one would make the next one dirty. A process asks git once: the code it runs stays the same.
     """
-    package = Path(__file__).resolve().parents[1]
+    commit, dirty = _commit_of(Path(__file__).resolve().parents[1])
+    return {"commit": commit, "dirty": dirty}
+
+
+@cache
+def _commit_of(package: Path) -> tuple[str | None, bool | None]:
     top = _git(package, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() / "src" / "holdall" != package:
-        return {"commit": None, "dirty": None}
+        return None, None
     commit = _git(package, "rev-parse", "HEAD")
     changes = _git(Path(top), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    return commit, None if changes is None else bool(changes)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
