@@ -18,7 +18,7 @@ from typing import Any
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = ("torch._dynamo", "torch.utils.tensorboard", "pytest", "holdall.cli", "holdall.training.trainer")
 """Modules that are slow to import: once here, not once per worker. (torch's optimizers import dynamo.)"""
-CONTEXT.set_forkserver_preload([*PRELOAD, "tests.distributed.harness"])
+CONTEXT.set_forkserver_preload([*PRELOAD, "tests.distributed.harness", "tests.distributed.frozen"])
 
 
 class WorkerFailed(Exception):  # noqa: N818
