@@ -7,6 +7,7 @@ The process that forks must never run a command itself: threads of torch, polars
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import resource
@@ -194,24 +195,26 @@ def _count_changes(folder: Path, file: Path, fault: Fault | None) -> None:
     sys.addaudithook(hook)
 
 
-def pool(workers: int) -> ProcessPoolExecutor:
+def pool(workers: int, modules: tuple[str, ...] = MODULES) -> ProcessPoolExecutor:
     """Processes that have imported what commands need and run nothing but trials."""
     os.environ |= {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_import)
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_import, initargs=(modules,))
 
 
-def _import() -> None:
+def _import(modules: tuple[str, ...]) -> None:
     """Import all that commands import, once, so that a forked command starts at once."""
-    for name in MODULES:
+    for name in modules:
         import_module(name)
-    import torch
+    if modules:
+        import torch
 
-    torch.set_num_threads(1)
+        torch.set_num_threads(1)
+    gc.freeze()  # a collection in a forked command would touch, and so copy, all of it
 
 
-def in_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_process(function: Callable[..., Any], *args: Any, modules: tuple[str, ...] = MODULES) -> Any:
     """Result of a function in a new process of one worker; for tests, whose own process may have threads."""
-    with pool(1) as workers:
+    with pool(1, modules) as workers:
         return workers.submit(function, *args).result()
 
 

@@ -116,14 +116,15 @@ def deep_json(path: Path, others: Sequence[Path], chosen: random.Random) -> str:
 
 def huge_json(path: Path, others: Sequence[Path], chosen: random.Random) -> str:
     """Megabytes of text, keys or digits."""
-    key, text = chosen.choice(
+    key, write = chosen.choice(
         (
-            ("string", json.dumps("x" * 4_000_000)),
-            ("list", json.dumps(list(range(300_000)))),
-            ("keys", json.dumps({f"k{number}": 1 for number in range(100_000)})),
-            ("digits", "9" * 100_000),
+            ("string", lambda: json.dumps("x" * 4_000_000)),
+            ("list", lambda: json.dumps(list(range(300_000)))),
+            ("keys", lambda: json.dumps({f"k{number}": 1 for number in range(100_000)})),
+            ("digits", lambda: "9" * 100_000),
         )
     )
+    text = write()
     if path.suffix == ".jsonl":
         path.write_text(f'{path.read_text()}{{"step": {text}}}\n')
         return f"a line with a huge {key}"
