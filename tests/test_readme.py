@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import run as torchrun
 
 from holdall.common.settings import overlay, read_toml
 from holdall.data.prepare import PrepareConfig
 from holdall.data.synthetic import preset, write_tsv
 from holdall.training.config import TrainConfig
 from tests import pages
-from tests.distributed.harness import free_port
+from tests.distributed import harness
 
 pytestmark = pytest.mark.slow
 
@@ -46,17 +44,17 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.slow
 def test_the_command_for_several_processes(data: Path, tmp_path: Path) -> None:
-    """With this interpreter, a free port and a small model. Only rank 0 prints."""
+    """As torchrun reads it, in forked processes, with a small model. Only rank 0 prints."""
     (tmp_path / "data").symlink_to(data)
     (command,) = [command for command in pages.commands(README) if command.startswith("torchrun ")]
-    agent = [sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port())]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    words = [*agent, *shlex.split(command)[1:], *pages.SMALL["train"]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    read = torchrun.parse_args(shlex.split(command)[1:])
+    assert (read.module, read.training_script) == (True, "holdall")
+    words = [*read.training_script_args, *pages.SMALL["train"]]
+    found = harness.run("tests.distributed.process_workers:command", int(read.nproc_per_node), str(tmp_path), words)
+    assert all(code == 0 for _, _, code in found), found
     assert (tmp_path / "spread" / "checkpoints").is_dir()
-    assert len(re.findall(r"trained \d+ steps", done.stdout)) == 1
-    assert done.stderr.count("next: holdall evaluate") == 1
+    assert len(re.findall(r"trained \d+ steps", "".join(out for out, _, _ in found))) == 1
+    assert "".join(err for _, err, _ in found).count("next: holdall evaluate") == 1
 
 
 def test_every_command_is_tested() -> None:

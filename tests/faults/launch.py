@@ -13,9 +13,10 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import FrameType
 
@@ -25,9 +26,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from holdall import checkpoint
+from holdall.cli import main
 from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.tracking import read_metrics, read_run
-from tests.distributed import harness  # noqa: F401  # the server imports what it says
+from tests.distributed import harness  # the server imports what it says
 from tests.faults.inject import Fault, mark_of, work
 
 for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
@@ -110,6 +112,21 @@ def launch(
         assert mark_of(scratch, number).exists(), f"{fault} never happened"
     assert left_over(run) == []
     return Launched(run, scratch, succeeded)
+
+
+def start(words: Sequence[str], said: Path, before: Callable[[], None] | None = None) -> ForkServerProcess:
+    """`holdall WORDS` in a forked process, alone, after a call of `before`; what it says on stderr goes to a file."""
+    process = harness.CONTEXT.Process(target=_command, args=(list(words), said, before), daemon=True)
+    process.start()
+    return process
+
+
+def _command(words: list[str], said: Path, before: Callable[[], None] | None) -> None:
+    torch.set_num_threads(1)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    if before is not None:
+        before()
+    main(words)
 
 
 def left_over(run: Path) -> list[int]:

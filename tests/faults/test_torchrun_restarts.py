@@ -1,4 +1,4 @@
-"""Command of docs/processes.md under torchrun: one rank is killed, one is stopped, from outside."""
+"""Command of docs/processes.md under torchrun: one rank is killed from outside. (Stopped ones: `test_stopped.py`.)"""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.faults.launch import SMALL, Launched, left_over
 pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "processes.md"
-WORDS = ["--steps", "300", "--save-every", "40", "--evaluate-every", "1000"]
-"""Signals are sent between saves, during which processes wait longer for each other."""
+WORDS = ["--steps", "90", "--save-every", "40", "--evaluate-every", "1000"]
 LIMIT = 120.0
 
 
@@ -56,17 +55,13 @@ def test_the_command_of_the_page(clicks: Path, tmp_path: Path) -> None:
         try:
             run = tmp_path / "run"
             disturb(run, 1, 50, signal.SIGKILL)
-            stopped = disturb(run, 0, 135, signal.SIGSTOP)
-            until(lambda: "waited 5 s or more for the other processes" in log(run, 1), "the other rank gives up")
-            os.kill(stopped, signal.SIGKILL)  # as torchrun does after 30 s
             assert launched.wait(LIMIT) == 0, (tmp_path / "said").read_text(encoding="utf-8")
         finally:
             launched.terminate()
             launched.wait(LIMIT)
     assert left_over(run) == []
     found = Launched(run, tmp_path, succeeded=True)
-    assert len(found.resumed()) == 2, "one restart for each"
-    assert re.search(r"ProcessError: rank 1, step \d+: [^:]+ waited 5 s or more", log(run, 1))
+    assert len(found.resumed()) == 1
     assert re.search(r"ProcessError: rank 0, step \d+: [^:]+ lost another process", log(run, 0))
     alone = [*words[words.index("holdall") :], "--deterministic", *SMALL, *WORDS]
     compare_with_an_undisturbed_run(found, alone, tmp_path)
@@ -82,15 +77,14 @@ def compare_with_an_undisturbed_run(found: Launched, words: list[str], folder: P
     assert found.rows() == calm.rows()
     tensors, others = found.tensors(), calm.tensors()
     assert all(torch.equal(tensors[name], others[name]) for name in others)
-    assert checkpoint.latest(found.run / "checkpoints") == found.run / "checkpoints" / "step-00000300"
+    assert checkpoint.latest(found.run / "checkpoints") == found.run / "checkpoints" / "step-00000090"
 
 
-def disturb(run: Path, rank: int, step: int, number: int) -> int:
+def disturb(run: Path, rank: int, step: int, number: int) -> None:
     """Send a signal to the process of a rank, by the id in its log, once it has reached a step."""
     until(lambda: last_step(log(run, rank)) >= step, f"rank {rank} comes to step {step}")
     process = int(re.findall(r"process (\d+)", log(run, rank))[-1])
     os.kill(process, number)
-    return process
 
 
 def log(run: Path, rank: int) -> str:

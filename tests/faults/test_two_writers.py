@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,35 +11,36 @@ import pytest
 
 from holdall.common.folder_lock import locked
 from holdall.training.tracking import read_metrics
-from tests.faults.launch import SMALL, launch
+from tests.faults.launch import SMALL, launch, start
 
 pytestmark = pytest.mark.slow
 
 
-def test_of_runs_started_at_once_one_goes_on(data: Path, tmp_path: Path) -> None:
+def test_of_runs_started_at_once_one_goes_on(
+    data: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """All would train for hours, so those that end were refused."""
     run = tmp_path / "run"
     words = ["train", str(data), "--out", str(run), "--epochs", "1000000", *SMALL]
-    command, environment = [sys.executable, "-m", "holdall", *words], {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([*command, *flag], stderr=subprocess.PIPE, text=True, env=environment)
-        for flag in ([], ["--resume"], ["--overwrite"])
-    ]
-    while sum(process.poll() is None for process in started) > 1:
+    said = tmp_path_factory.mktemp("said")
+    flags: list[list[str]] = [[], ["--resume"], ["--overwrite"]]
+    started = [(start([*words, *flag], said / str(number)), said / str(number)) for number, flag in enumerate(flags)]
+    while sum(process.is_alive() for process, _ in started) > 1:
         time.sleep(0.05)
-    *refused, winner = sorted(started, key=lambda process: process.poll() is None)
-    for process in refused:
-        _, errors = process.communicate()
-        assert (process.returncode, winner.poll()) == (2, None), errors
-        assert f"process {winner.pid} on" in errors
-        assert errors.splitlines()[-1].startswith("holdall: ")
-        assert "Traceback" not in errors
+    *refused, (winner, errors) = sorted(started, key=lambda one: one[0].is_alive())
+    for process, file in refused:
+        told = file.read_text(encoding="utf-8")
+        assert (process.exitcode, winner.exitcode) == (2, None), told
+        assert f"process {winner.pid} on" in told
+        assert told.splitlines()[-1].startswith("holdall: ")
+        assert "Traceback" not in told
     while not (run / "metrics.jsonl").exists() or not read_metrics(run):
-        assert winner.poll() is None
+        assert winner.is_alive()
         time.sleep(0.05)
-    winner.send_signal(signal.SIGINT)
-    _, errors = winner.communicate(timeout=120)
-    assert winner.returncode == 130, errors
+    assert winner.pid is not None
+    os.kill(winner.pid, signal.SIGINT)
+    winner.join(120)
+    assert winner.exitcode == 130, errors.read_text(encoding="utf-8")
     steps = [row["step"] for row in read_metrics(run) if row["split"] == "train"]
     assert steps == list(range(1, len(steps) + 1))
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
