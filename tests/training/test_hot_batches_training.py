@@ -49,7 +49,7 @@ def test_rows_fetched_across_hot_batches_are_the_same(data: Path, tmp_path: Path
     """Rows are fetched while hot batches are computed, and across evaluations and saves."""
     config = CONFIG.replace(optimizer=optimizer, save_every=31, evaluate_every=17)  # type: ignore[arg-type]
     train(data, tmp_path / "0", config, quiet=True)
-    for prefetch in (1, 4):
+    for prefetch in (1, 4) if optimizer == NAMES[0] else (4,):
         train(data, tmp_path / str(prefetch), config.replace(prefetch=prefetch), quiet=True)
         assert same(tensors(tmp_path / "0"), tensors(tmp_path / str(prefetch)))
 
@@ -98,14 +98,23 @@ def test_less_than_a_batch_of_hot_inputs(data: Path, tmp_path: Path) -> None:
     assert result["steps"] == 2 * 2  # a short batch of either kind, in each of two epochs
 
 
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Tensors of a run that was not stopped, which are the same however many batches are fetched ahead."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    train(data, out, CONFIG, quiet=True)
+    return tensors(out)
+
+
 @pytest.mark.parametrize("stop", [1, 23, 50, 77])
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_stopped_anywhere_and_resumed(data: Path, tmp_path: Path, stop: int, prefetch: int) -> None:
+def test_stopped_anywhere_and_resumed(
+    data: Path, tmp_path: Path, whole: dict[str, torch.Tensor], stop: int, prefetch: int
+) -> None:
     config = CONFIG.replace(prefetch=prefetch)
-    train(data, tmp_path / "whole", config, quiet=True)
-    train(data, tmp_path / "parts", config.replace(steps=stop), quiet=True)
-    train(data, tmp_path / "parts", config, resume=True, quiet=True)
-    assert same(tensors(tmp_path / "whole"), tensors(tmp_path / "parts"))
+    train(data, tmp_path / "run", config.replace(steps=stop), quiet=True)
+    train(data, tmp_path / "run", config, resume=True, quiet=True)
+    assert same(tensors(tmp_path / "run"), whole)
 
 
 @pytest.mark.parametrize("strategy", ["split", "hot-batches"])
