@@ -27,6 +27,7 @@ from holdall.serving.bundle import Origin, Quality, write_bundle
 from holdall.serving.export.onnx_session import OnnxScorer
 from holdall.serving.published_folder import Published
 from holdall.serving.release import TrainedRun
+from holdall.serving.scorer import Scorer
 from holdall.training.config import TrainConfig
 from tests.serving.made_up import implicit_files, raw_files_of
 
@@ -238,6 +239,27 @@ def test_a_bundle_of_another_run_or_data_set_is_refused(shops: Path, data: Path,
         holdall.verify(tmp_path / "bundle", shops / "run", device="cpu")
     with pytest.raises(ConfigError, match="nothing to compare"):
         holdall.verify(shops / "bundle")
+
+
+def test_logged_requests_are_scored_many_at_once(shops: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer, score = holdall.load(shops / "bundle"), Scorer.score
+    row = {"price": 1.5, "age": None, "shop": "a", "day": 2, "tags": ["x"], "seen": []}
+    entry = {"fingerprint": scorer.fingerprint, "rows": [row], "scores": scorer.score([row]).tolist()}
+    log = tmp_path / "requests.jsonl"
+    log.write_text(20 * (json.dumps(entry) + "\n"))
+    batches: list[int] = []
+    shown: list[int] = []
+
+    def counted(self: Scorer, rows: Any) -> Any:
+        batches.append(len(rows))
+        return score(self, rows)
+
+    monkeypatch.setattr(Scorer, "score", counted)
+    monkeypatch.setattr("holdall.serving.verify.BATCH_ROWS", 8)
+    monkeypatch.setattr("holdall.serving.verify.SampleProgress.update", lambda self, number: shown.append(number))
+    assert holdall.verify(shops / "bundle", log=log).rows == 20
+    assert batches == [8, 8, 4]
+    assert sum(shown) == 20
 
 
 def test_a_request_log_is_scored_again(shops: Path, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def verify(
         exported = None if export is None else _open_export(Path(export), scorer, run_code)
         _compare_with_run(report, opened, scorer, exported, Path(against), data, rows, device, quiet)
     if log is not None:
-        _replay_log(report, scorer, Path(log))
+        _replay_log(report, scorer, Path(log), quiet)
     return report
 
 
@@ -139,10 +139,13 @@ def _parts(block: ReplayedRows, most: int) -> Iterator[ReplayedRows]:
 # --- the log of a server ---------------------------------------------------------------------------------------------
 
 
-def _replay_log(report: VerifyReport, scorer: Scorer, log: Path) -> None:
-    """Score logged requests again; those that another bundle answered are counted."""
-    replayed = others = 0
+def _replay_log(report: VerifyReport, scorer: Scorer, log: Path, quiet: bool) -> None:
+    """Score logged requests again, many at once; those that another bundle answered are counted."""
+    replayed = others = rows = 0
+    waiting: dict[str, LoggedRequest] = {}
     with log.open("rb") as file:
+        total = sum(1 for _ in file)
+    with log.open("rb") as file, SampleProgress(total, label="verify requests", quiet=quiet) as progress:
         for number, line in enumerate(file, start=1):
             where = f"{log}, line {number}"
             entry = decode(
@@ -152,30 +155,47 @@ def _replay_log(report: VerifyReport, scorer: Scorer, log: Path) -> None:
                 error=DataError,
                 cure="is it a request log of the server?",
             )
+            progress.update(1)
             if entry.fingerprint != scorer.fingerprint:
                 others += 1
                 continue
             if len(entry.rows) != len(entry.scores):
                 raise DataError(f"{where} has {len(entry.rows)} rows and {len(entry.scores)} scores: it is damaged")
-            replayed += 1
-            try:
-                found = scorer.score(entry.rows).tolist()
-            except DataError as error:
-                refused = Mismatch(where, "a row", "one that can be scored", f"refused ({error})")
-                report.add([0], lambda _, refused=refused: refused)  # type: ignore[misc]
-                continue
-            pairs = list(zip(entry.scores, found, strict=True))
-            report.largest_difference = max([report.largest_difference, *(abs(a - b) for a, b in pairs)])
-            report.add(
-                [row for row, (logged, score) in enumerate(pairs) if not abs(logged - score) <= TOLERANCE],
-                lambda row, pairs=pairs, where=where: Mismatch(  # type: ignore[misc]
-                    f"{where}, row {row}", "the score", *(f"{score:.7g}" for score in pairs[row])
-                ),
-            )
-            report.rows += len(entry.rows)
+            replayed, rows = replayed + 1, rows + len(entry.rows)
+            waiting[where] = entry
+            if rows >= BATCH_ROWS:
+                _score_again(report, scorer, waiting)
+                waiting, rows = {}, 0
     if not replayed:
         raise DataError(f"{log} has no request that this bundle answered, and {others:,} of others: name another log")
+    _score_again(report, scorer, waiting)
     report.notes.append(f"{replayed:,} requests of {log} were scored again, {others:,} of other bundles were left out")
+
+
+def _score_again(report: VerifyReport, scorer: Scorer, requests: dict[str, LoggedRequest]) -> None:
+    """Compare the scores of requests, by place; one that cannot be scored is a mismatch of its own."""
+    try:
+        found = scorer.score([row for request in requests.values() for row in request.rows]).tolist()
+    except DataError as error:
+        if len(requests) > 1:
+            for where, request in requests.items():
+                _score_again(report, scorer, {where: request})
+            return
+        refused = Mismatch(next(iter(requests)), "a row", "one that can be scored", f"refused ({error})")
+        report.add([0], lambda _: refused)
+        return
+    start = 0
+    for where, request in requests.items():
+        pairs = list(zip(request.scores, found[start : start + len(request.rows)], strict=True))
+        start += len(pairs)
+        report.largest_difference = max([report.largest_difference, *(abs(a - b) for a, b in pairs)])
+        report.add(
+            [row for row, (logged, score) in enumerate(pairs) if not abs(logged - score) <= TOLERANCE],
+            lambda row, pairs=pairs, where=where: Mismatch(  # type: ignore[misc]
+                f"{where}, row {row}", "the score", *(f"{score:.7g}" for score in pairs[row])
+            ),
+        )
+        report.rows += len(pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
