@@ -13,6 +13,7 @@ def serve(
     port: int = 8000,
     name: str | None = None,
     max_rows: int = 4096,
+    max_values: int = 131_072,
     max_bytes: str = "16MB",
     batch_rows: int = 1024,
     queue_rows: int = 16384,
@@ -35,6 +36,7 @@ def serve(
         port: Port to listen on; 0 for any that is free.
         name: Name of the model in the Open Inference Protocol; that of the folder when absent.
         max_rows: Most rows of one request.
+        max_values: Most values in the bags and sequences of one request.
         max_bytes: Most bytes of the body of one request, such as 16MB.
         batch_rows: Most rows that are scored at once, unless one request has more.
         queue_rows: Most rows that wait; a request beyond them is answered with 429.
@@ -60,6 +62,7 @@ def serve(
         port=port,
         name=bundle.resolve().name if name is None else name,
         max_rows=max_rows,
+        max_values=max_values,
         max_bytes=parse_bytes(max_bytes),
         batch_rows=batch_rows,
         queue_rows=queue_rows,

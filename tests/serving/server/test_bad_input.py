@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from holdall.serving.server.run import Server
-from tests.serving.server.running import Client
+from tests.serving.server.running import Client, running
 from tests.serving.server.test_score import ARROW, as_stream, text_rows
 
 Row = dict[str, Any]
@@ -92,6 +93,30 @@ def test_rankings_that_cannot_be_scored(client: Client, body: Any, sentence: str
 def test_a_ranking_needs_features_of_items(client: Client, row: Row) -> None:
     status, answer = client.json("POST", "/rank", {"user": row, "items": [{}]})
     assert (status, "the user has every feature" in answer["error"]) == (422, True)
+
+
+def test_too_many_values_are_refused_before_they_are_scored(bag_bundle: Path) -> None:
+    row = {"I1": 1, "I2": 2, "C1": "a", "C2": ["b"] * 6, "C3": ["c"] * 5}
+    sentence = "22 values in bags and sequences are more than the 20 of one request"
+    user = {name: value for name, value in row.items() if name != "C1"}
+    tensors = [{"name": name, "datatype": "FP32", "shape": [2], "data": [1, 1]} for name in ("I1", "I2")]
+    tensors += [{"name": "C1", "datatype": "BYTES", "shape": [2], "data": ["a", "a"]}]
+    tensors += [
+        {"name": name, "datatype": "BYTES", "shape": [2, width], "data": ["b"] * 2 * width}
+        for name, width in (("C2", 6), ("C3", 5))
+    ]
+    with running(bag_bundle, max_values=20) as server:
+        client = Client(server)
+        answers = [
+            client.json("POST", "/score", {"rows": [row] * 2}),
+            client.json("POST", "/score", as_stream(pa.Table.from_pylist([row] * 2)), ARROW),
+            client.json("POST", "/rank", {"user": user, "items": [{"C1": "a"}] * 2}),
+            client.json("POST", "/v2/models/model/infer", {"inputs": tensors}),
+        ]
+        for status, answer in answers:
+            assert (status, sentence in answer["error"]) == (413, True), answer
+        assert client.json("POST", "/score", {"rows": [row]})[0] == 200
+        client.http.close()
 
 
 def stream(**columns: pa.Array) -> bytes:

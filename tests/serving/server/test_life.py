@@ -287,7 +287,7 @@ def test_a_request_log_on_a_full_disk_loses_whole_lines_only(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_request_log_that_is_full_ends(bundle: Path, scorer: Scorer, row: dict[str, Any]) -> None:
     log = RequestLog(Path("/dev/full"))
-    served = Served(scorer, max_rows=10)
+    served = Served(scorer, ServerConfig(max_rows=10))
     log.put(served, [tuple(row.values())], scorer.score([row]))
     log.close()
     assert log.num_dropped == 1

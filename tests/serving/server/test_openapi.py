@@ -45,7 +45,7 @@ def test_the_schema_names_columns_and_limits(client: Client) -> None:
     _, found = client.json("GET", "/schema")
     assert [column["name"] for column in found["dense"]] == ["I1", "I2", "I3"]
     assert [feature["name"] for feature in found["features"]] == ["C1", "C2", "C3"]
-    assert found["limits"] == {"rows": 300, "bytes": 100_000}
+    assert found["limits"] == {"rows": 300, "values": 1 << 17, "bytes": 100_000}
     assert found["step"] == 7
 
 

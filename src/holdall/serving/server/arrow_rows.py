@@ -32,6 +32,8 @@ class ArrowReader:
         self._places: list[int] = []
         self._dictionaries: list[int] = []
         self._lists: list[int] = []
+        self._separated: list[tuple[int, str]] = []
+        """Columns of bags as texts, and what separates their values."""
 
     def columns(self, body: bytes | bytearray) -> Columns:
         """The columns of an Arrow IPC stream, every buffer of which was checked, as Python values."""
@@ -56,8 +58,13 @@ class ArrowReader:
             self._remember(schema)
         for place in self._dictionaries:
             _check_dictionary(schema.names[place], [batch.column(place) for batch in batches])
+        values = 0
         for place in self._lists:
-            _check_lists(schema.names[place], [batch.column(place) for batch in batches], len(body))
+            values += _num_values(schema.names[place], [batch.column(place) for batch in batches], len(body))
+        for place, separator in self._separated:
+            counts = [pc.sum(pc.count_substring(batch.column(place), separator)).as_py() or 0 for batch in batches]
+            values += sum(counts) + num_rows
+        self.reader.check_values(values)
         if len(batches) == 1:
             return tuple(batches[0].column(place).to_pylist() for place in self._places)
         table = pa.Table.from_batches(batches, schema)
@@ -70,6 +77,9 @@ class ArrowReader:
             _check_type(schema.names[place], schema.types[place])
         self._dictionaries = [place for place in places if kinds.is_dictionary(schema.types[place])]
         self._lists = [place for place in places if _is_list(schema.types[place])]
+        texts = [place for place in places if _is_text(schema.types[place])]
+        separators = self.reader.separators
+        self._separated = [(p, separators[schema.names[p]]) for p in texts if schema.names[p] in separators]
         self._places, self._last = places, schema
 
 
@@ -99,11 +109,12 @@ def _check_dictionary(name: str, parts: list[pa.DictionaryArray]) -> None:
         raise RowError(f"'{name}': its dictionary may stand for {size:,} bytes of text: send plain text")
 
 
-def _check_lists(name: str, parts: list[pa.ListArray], num_bytes: int) -> None:
-    """Nulls in a list take no bytes, so their number must be bounded."""
+def _num_values(name: str, parts: list[pa.ListArray], num_bytes: int) -> int:
+    """Values of a column of lists. Nulls take no bytes, so their number must be bounded."""
     number = sum(pc.sum(pc.list_value_length(part)).as_py() or 0 for part in parts)
     if number > num_bytes:
         raise RowError(f"'{name}': its lists have {number:,} values, more than the stream has bytes: send fewer")
+    return int(number)
 
 
 def _is_list(kind: pa.DataType) -> bool:

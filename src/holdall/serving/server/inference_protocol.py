@@ -136,6 +136,7 @@ def read_request(body: bytes | bytearray, headers: Mapping[bytes, bytes], reader
     if len(lengths) > 1:
         raise RowError(f"inputs have {min(lengths):,} to {max(lengths):,} rows: give all of them equally many")
     reader.check_number(next(iter(lengths)))
+    reader.check_values(sum(len(bag) for name in reader.bags for bag in columns[name]))
     rows = list(zip(*(columns[name] for name in reader.names), strict=True))
     return Inference(rows, request.id, _wants_binary(request))
 

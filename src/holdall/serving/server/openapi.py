@@ -25,7 +25,7 @@ def describe_schema(served: Served, name: str, config: ServerConfig) -> dict[str
         "label": scorer.schema.label,
         "dense": [{"name": column.name, "transform": column.transform} for column in scorer.schema.dense],
         "features": [{"name": f.name, "kind": f.kind, "max_length": f.max_length} for f in features],
-        "limits": {"rows": config.max_rows, "bytes": config.max_bytes},
+        "limits": {"rows": config.max_rows, "values": config.max_values, "bytes": config.max_bytes},
         "example": {"rows": [served.example]},
     }
 
@@ -162,7 +162,7 @@ _GET_ERRORS = _errors(
 _ERRORS = _GET_ERRORS | _errors(
     s400="The body is not of the format that its content type says.",
     s408="The request took too long to arrive.",
-    s413="The request has too many rows or bytes.",
+    s413="The request has too many rows, values or bytes.",
     s415="The content type is not read here.",
     s422="A row cannot be scored: the error names row and feature.",
     s429="Too many rows wait: try again after the seconds of the header Retry-After.",

@@ -11,6 +11,7 @@ import msgspec
 
 from holdall.common.errors import DataError
 from holdall.data.schema import Schema
+from holdall.serving.raw_rows import RowFormat
 
 Row = tuple[Any, ...]
 """Values of one row, in the order of `RowReader.names`."""
@@ -29,14 +30,16 @@ class RowReader:
     list of texts or whole numbers, or null. Names that the schema does not have are ignored.
     """
 
-    def __init__(self, schema: Schema, reads: Sequence[str], max_rows: int):
+    def __init__(self, schema: Schema, reads: Sequence[str], max_rows: int, max_values: int):
         """`reads` are the features that the model reads."""
-        self.max_rows = max_rows
+        self.max_rows, self.max_values = max_rows, max_values
         self.dense = tuple(column.name for column in schema.dense)
         features = [feature for feature in schema.features if feature.name in reads]
         self.names = (*self.dense, *(feature.name for feature in features))
         self.places = {name: number for number, name in enumerate(self.names)}
         self.bags = frozenset(feature.name for feature in features if not feature.one_hot)
+        self.separators = RowFormat.of(schema, reads).separators
+        self._bag_places = [self.places[name] for name in sorted(self.bags)]
         types: list[Any] = [float | None] * len(self.dense)
         types += [str | int | bool | None if feature.one_hot else list[str | int] | None for feature in features]
         fields = [(f"value_{number}", kind) for number, kind in enumerate(types)]
@@ -52,7 +55,10 @@ class RowReader:
         """The rows of `{"rows": [{...}, ...]}`."""
         rows = self._decode(self._rows, body).rows
         self.check_number(len(rows), "rows")
-        return list(map(msgspec.structs.astuple, rows))
+        found = list(map(msgspec.structs.astuple, rows))
+        if self._bag_places:
+            self.check_values(sum(_length(row[place]) for row in found for place in self._bag_places))
+        return found
 
     def ranking(self, body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """The user's values and the columns of the items of `{"user": {...}, "items": [{...}, ...]}`."""
@@ -72,6 +78,10 @@ class RowReader:
                     raise RowError(f"item {number}: '{name}' {fault}: give it in one of them")
             if name not in user:
                 items[name] = list(column)
+        own = sum(_length(user[name]) for name in self.bags if name in user)
+        self.check_values(
+            own * len(found.items) + sum(_length(bag) for name in self.bags for bag in items.get(name, ()))
+        )
         if not items:
             raise RowError(
                 "the user has every feature, so the items have none: give those that differ by item in 'items'"
@@ -85,6 +95,14 @@ class RowReader:
         if number > self.max_rows:
             raise TooManyRowsError(
                 f"{number:,} {what} are more than the {self.max_rows:,} of one request: send fewer at once"
+            )
+
+    def check_values(self, number: int) -> None:
+        """Raise unless the bags and sequences of a request may have this number of values."""
+        if number > self.max_values:
+            raise TooManyRowsError(
+                f"{number:,} values in bags and sequences are more than the {self.max_values:,} of one request: send "
+                f"fewer at once"
             )
 
     def check_names(self, names: Sequence[str]) -> list[str]:
@@ -120,11 +138,15 @@ class RowError(DataError):
 
 
 class TooManyRowsError(DataError):
-    """Request with more rows than one may have."""
+    """Request with more rows, or values in them, than one may have."""
 
 
 class BodyError(DataError):
     """Body that is not of the format that it says it is."""
+
+
+def _length(bag: Any) -> int:
+    return 0 if bag is None or bag is msgspec.UNSET else len(bag)
 
 
 def _sentence(message: str) -> str:

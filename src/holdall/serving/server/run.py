@@ -153,7 +153,7 @@ class Server(uvicorn.Server):
     # --- models, called by the thread that loads them ------------------------------------------------------------
 
     def _swap_soon(self, scorer: Scorer) -> None:
-        served = Served(scorer, self.settings.max_rows)
+        served = Served(scorer, self.settings)
         is_first = self.front.served is None
         if is_first:
             gc.collect()

@@ -20,6 +20,7 @@ from holdall.serving.server.arrow_rows import ArrowReader
 from holdall.serving.server.batch_queue import Result, Work
 from holdall.serving.server.example import example_row
 from holdall.serving.server.row_types import RowReader
+from holdall.serving.server.settings import ServerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class Ranking:
 class Served:
     """Scorer and decoders of its rows. Requests keep the one that decoded them, so a swap mixes nothing."""
 
-    def __init__(self, scorer: Scorer, max_rows: int):
+    def __init__(self, scorer: Scorer, config: ServerConfig):
         self.scorer = scorer
-        self.reader = RowReader(scorer.schema, scorer.reads, max_rows)
+        self.reader = RowReader(scorer.schema, scorer.reads, config.max_rows, config.max_values)
         self.arrow = ArrowReader(self.reader)
         self.fingerprint = scorer.fingerprint[:16].encode()
         self.version = str(scorer.step or 0)

@@ -25,6 +25,8 @@ class ServerConfig:
     """Name of the model in the Open Inference Protocol; the name of the folder when absent."""
     max_rows: int = 4096
     """Most rows of one request."""
+    max_values: int = 1 << 17
+    """Most values in the bags and sequences of one request: they take about 3 microseconds each."""
     max_bytes: int = 16 << 20
     """Most bytes of the body of one request."""
     batch_rows: int = 1024
@@ -49,7 +51,8 @@ class ServerConfig:
     """Threads that compute one batch."""
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_bytes", "batch_rows", "queue_rows", "max_connections", "memory_bytes", "threads"):
+        counts = ("max_rows", "max_values", "max_bytes", "batch_rows", "queue_rows", "max_connections", "memory_bytes")
+        for name in (*counts, "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}: it must be 1 or more")
         for name in ("max_wait", "read_timeout", "idle_timeout", "shutdown_timeout", "poll_seconds"):
