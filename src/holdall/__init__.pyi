@@ -25,12 +25,14 @@ from holdall.evaluation.grouped import grouped_metrics as grouped_metrics
 from holdall.evaluation.ranking import RankingMetrics as RankingMetrics
 from holdall.evaluation.ranking import ranking_metrics as ranking_metrics
 from holdall.models import DCN as DCN
+from holdall.models import DIN as DIN
 from holdall.models import DLRM as DLRM
 from holdall.models import NCF as NCF
 from holdall.models import TBSM as TBSM
 from holdall.models import DCNConfig as DCNConfig
 from holdall.models import DeepFM as DeepFM
 from holdall.models import DeepFMConfig as DeepFMConfig
+from holdall.models import DINConfig as DINConfig
 from holdall.models import DLRMConfig as DLRMConfig
 from holdall.models import Model as Model
 from holdall.models import ModelConfig as ModelConfig

@@ -23,6 +23,10 @@ METHODS: dict[str, Method | dict[str, Method] | None] = {
 }
 
 
+HISTORY_FAMILIES = ("tbsm", "din")
+"""Families of models that read histories."""
+
+
 def columns(*names: str) -> tuple[DenseColumn, ...]:
     return tuple(DenseColumn(name=name) for name in names)
 
@@ -106,14 +110,21 @@ def same_parameters(found: Model, expected: Model) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def learns(config: ModelConfig, schema: Schema, batch: Batch, method: Method | dict[str, Method] | None = None) -> None:
+def learns(
+    config: ModelConfig,
+    schema: Schema,
+    batch: Batch,
+    method: Method | dict[str, Method] | None = None,
+    *,
+    table_lr: float = 0.5,
+) -> None:
     """A few steps on one batch lower its loss, and change every table that the batch looks up."""
     torch.manual_seed(0)
     model = config.build(schema, method, generator=torch.Generator().manual_seed(0))
     before = {name: model.bags.table(name).materialize() for name in set(model.bags.features.values())}
-    settings = OptimizerConfig(name="adagrad", lr=0.05, table_lr=0.5)
+    settings = OptimizerConfig(name="adagrad", lr=0.05, table_lr=table_lr)
     if isinstance(method, Quantized):  # codes round their own steps of SGD
-        settings = OptimizerConfig(name="sgd", lr=0.2, table_lr=50.0)
+        settings = OptimizerConfig(name="sgd", lr=0.2, table_lr=100 * table_lr)
     optimizers = Optimizers(model, settings)
     losses = []
     for _ in range(12):

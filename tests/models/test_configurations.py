@@ -10,18 +10,20 @@ from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
 from holdall.models import CONFIGURATIONS, DCNConfig, DLRMConfig, NCFConfig, TBSMConfig, configuration
 from holdall.training.config import TrainConfig
-from tests.models.made_up import click_batch, clicks, histories, history_batch
+from tests.models.made_up import HISTORY_FAMILIES, click_batch, clicks, histories, history_batch
 
 
 def schema_for(family: str) -> Schema:
-    return {"ncf": clicks(0, user=5, item=6), "tbsm": histories()}.get(family, clicks(3, user=5, item=6))
+    if family in HISTORY_FAMILIES:
+        return histories()
+    return clicks(0 if family == "ncf" else 3, user=5, item=6)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_configuration_scores_a_batch(name: str) -> None:
     schema = schema_for(configuration(name).family)
     config = TrainConfig.of(model=name, model_scale=1 / 8)
-    batch = history_batch(schema, [2] * 6) if configuration(name).family == "tbsm" else click_batch(schema)
+    batch = history_batch(schema, [2] * 6) if configuration(name).family in HISTORY_FAMILIES else click_batch(schema)
     assert config.build_model(schema)(batch).shape == (6,)
 
 
@@ -61,6 +63,8 @@ def test_settings_change_the_named_configuration(config: TrainConfig, expected: 
         ({"model": "dcn", "model_setting": ("structure=flat",)}, "must be 'stacked' or 'parallel'"),
         ({"model": "deepfm", "bottom": (8,)}, r"deepfm has no 'bottom' \(known: dim, top"),
         ({"model": "deepfm", "dim": 1}, "dim must be 2 or more, not 1"),
+        ({"model": "din", "model_setting": ("attention=",), "bottom": (3,)}, "din has no 'bottom'"),
+        ({"model": "din", "model_setting": ("activation=dice",)}, "must be 'prelu' or 'relu', not 'dice'"),
         ({"model": "dcn", "model_scale": 0.0}, "a factor above 0, not by 0.0"),
         ({"model": "rmc5"}, "unknown model 'rmc5' \\(did you mean 'rmc"),
     ],

@@ -16,7 +16,8 @@ from holdall.data.batch import Batch, Ids
 from holdall.data.schema import Feature, Schema
 from holdall.kernels.interaction import dot_interaction_reference
 from holdall.models import TBSM, TBSMConfig, configuration
-from holdall.models.tbsm import FeatureRoles, attend, last_places
+from holdall.models.histories import FeatureRoles, last_places
+from holdall.models.tbsm import attend
 from holdall.tables import Hashed
 from tests.models.made_up import (
     METHODS,
@@ -180,7 +181,7 @@ def test_the_taobao_model_has_the_published_layers() -> None:
 
 
 def test_roles() -> None:
-    assert FeatureRoles.of(histories()) == FeatureRoles(sample=(1,), target=(2, 4), history=(0, 3))
+    assert FeatureRoles.of(histories(), "tbsm") == FeatureRoles(sample=(1,), target=(2, 4), history=(0, 3))
 
 
 def test_a_history_and_nothing_else() -> None:

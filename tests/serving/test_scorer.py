@@ -118,7 +118,7 @@ def implicit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm"])
+@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din"])
 def test_every_model_of_implicit_data_scores_as_evaluation(name: str, implicit: Path, tmp_path: Path) -> None:
     config: ModelConfig = CONFIGURATIONS[name]
     model = config.build(Schema.load(implicit), Bands(((3, Quantized()), (None, Shared(rows=2)))))

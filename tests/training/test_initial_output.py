@@ -20,7 +20,8 @@ from holdall.models.model import evaluating
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
 from holdall.training.trainer import Trainer, train
-from tests.models.made_up import click_batch, clicks, histories, history_batch
+from tests.models.made_up import HISTORY_FAMILIES, click_batch, history_batch
+from tests.models.test_configurations import schema_for
 from tests.training.test_train_models import NUM_CATEGORIES, NUM_ITEMS, write_events
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=1, deterministic=True)
@@ -36,8 +37,8 @@ def entropy(rate: float) -> float:
 def test_every_configuration_starts_at_the_rate(name: str, rate: float) -> None:
     config = TrainConfig.of(model=name, model_scale=1 / 8)
     family = config.model.model_config().family
-    schema = {"ncf": clicks(0, user=5, item=6), "tbsm": histories()}.get(family, clicks(3, user=5, item=6))
-    batch = history_batch(schema, [2] * 6) if family == "tbsm" else click_batch(schema)
+    schema = schema_for(family)
+    batch = history_batch(schema, [2] * 6) if family in HISTORY_FAMILIES else click_batch(schema)
     torch.manual_seed(0)
     model = config.build_model(schema)
     model.start_at_rate(rate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.models.dcn import DCN, DCNConfig
 from holdall.models.deepfm import DeepFM, DeepFMConfig
+from holdall.models.din import DIN, DINConfig
 from holdall.models.dlrm import DLRM, DLRMConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.models.ncf import NCF, NCFConfig
@@ -15,6 +16,7 @@ CONFIGURATIONS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(),
     "dcn": DCNConfig(),
     "deepfm": DeepFMConfig(),
+    "din": DINConfig(),
     "ncf": NCFConfig(),
     "neumf": NCFConfig(),
     "gmf": NCFConfig(parts="gmf"),
@@ -49,10 +51,12 @@ def configuration(name: str) -> ModelConfig:
 __all__ = [
     "CONFIGURATIONS",
     "DCN",
+    "DIN",
     "DLRM",
     "NCF",
     "TBSM",
     "DCNConfig",
+    "DINConfig",
     "DLRMConfig",
     "DeepFM",
     "DeepFMConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from holdall.kernels.linear_relu import fuses, linear_relu
 
 
 class MLP(nn.Sequential):
-    """Linear layers and ReLUs, one after the other; a pair of them is one operation where that is faster."""
+    """Linear layers and activations, one after the other; a layer and a ReLU are one operation where that is faster."""
 
     @property
     def output(self) -> nn.Linear:
@@ -35,12 +36,14 @@ def mlp(
     sizes: Sequence[int],
     *,
     last_activation: bool,
+    activation: Literal["relu", "prelu"] = "relu",
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> MLP:
-    """Linear layers of the given sizes with ReLU between them, and after the last one if asked.
+    """Linear layers of the given sizes with an activation between them, and after the last one if asked.
 
-    Initialised as DLRM does: weights N(0, 2 / (in + out)), biases N(0, 1 / out).
+    Initialised as DLRM does: weights N(0, 2 / (in + out)), biases N(0, 1 / out). The slopes of a PReLU, one
+    a unit, start at 1/4.
     """
     layers: list[nn.Module] = []
     place = drawn_on(generator, device)
@@ -51,7 +54,8 @@ def mlp(
             linear.bias.normal_(0.0, (1.0 / size_out) ** 0.5, generator=generator)
         layers.append(linear.to(device))
         if last_activation or i < len(sizes) - 2:
-            layers.append(nn.ReLU(inplace=True))
+            relu = activation == "relu"
+            layers.append(nn.ReLU(inplace=True) if relu else nn.PReLU(size_out, device=device))
     return MLP(*layers)
 
 

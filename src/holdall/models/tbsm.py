@@ -1,7 +1,6 @@
 """TBSM (Ishkhanov et al., 2020): a DLRM's vector of every event of a user's history, attended to by the target's.
 
-An event consists of the values of the sequence features (an item, its category); the target consists of the categorical
-features that share their tables. All other features, and the dense values, belong to the sample and enter every event.
+Roles of features are those of `histories`. Features of the sample, and the dense values, enter every event.
 
     v(event) = unit(MLP_event(dot_interaction(e_event, e_1, ..., e_S, bottom(dense))))
     w = v(target),  v_t = v(event t of the history),  t = 1..T
@@ -27,14 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdall.common.eager import eager
-from holdall.common.errors import ConfigError, DataError
-from holdall.data.batch import Batch, Ids
+from holdall.common.errors import ConfigError
 from holdall.data.schema import Schema
 from holdall.embedding.bags import EmbeddingBags
 from holdall.kernels.interaction import dot_interaction, interaction_width
+from holdall.models.histories import FeatureRoles, HistoryModel
 from holdall.models.layers import drawn_on, mlp
-from holdall.models.model import Model, ModelConfig, check_sizes
+from holdall.models.model import ModelConfig, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,49 +59,18 @@ class TBSMConfig(ModelConfig):
             raise ConfigError("a tbsm model needs at least one layer for the vector of an event")
 
     def reads(self, schema: Schema) -> Schema:
-        FeatureRoles.of(schema)  # raises for a missing feature, before tables are built
+        FeatureRoles.of(schema, self.family)  # raises for a missing feature, before tables are built
         return schema
 
     def with_tables(
         self, bags: EmbeddingBags, schema: Schema, generator: torch.Generator | None, device: torch.device | str
     ) -> TBSM:
-        roles = FeatureRoles.of(schema)
-        longest = max(schema.features[position].max_length or self.length for position in roles.history)
-        config = replace(self, length=min(self.length, longest))
+        roles = FeatureRoles.of(schema, self.family)
+        config = replace(self, length=roles.longest(schema, self.length))
         return TBSM(config, bags, roles, schema.num_dense, generator=generator, device=device)
 
 
-@dataclass(frozen=True)
-class FeatureRoles:
-    """Positions of a data set's features, by their role in TBSM."""
-
-    sample: tuple[int, ...]
-    """Features that events do not have."""
-    target: tuple[int, ...]
-    """Categorical features of the target, each with the table of the sequence at the same place in `history`."""
-    history: tuple[int, ...]
-    """Sequence features."""
-
-    @classmethod
-    def of(cls, schema: Schema) -> FeatureRoles:
-        tables = [feature.table or feature.name for feature in schema.features]
-        history = [i for i, feature in enumerate(schema.features) if feature.kind == "sequence"]
-        if not history:
-            raise ConfigError("tbsm reads a user's last events: this data set has no sequence feature, prepare some")
-        target = []
-        for position in history:
-            found = [i for i, f in enumerate(schema.features) if f.one_hot and tables[i] == tables[position]]
-            if not found:
-                raise ConfigError(
-                    f"sequence '{schema.features[position].name}' has no target: tbsm compares its events with a "
-                    f"categorical feature of the same table '{tables[position]}'"
-                )
-            target.append(found[0])
-        sample = [i for i in range(len(tables)) if i not in history and i not in target]
-        return cls(tuple(sample), tuple(target), tuple(history))
-
-
-class TBSM(Model):
+class TBSM(HistoryModel):
     """Logits [B] of a batch.
 
     Shapes: B samples, S features of the sample, E of an event, T events, V = S + E + 1 vectors (S + E without dense
@@ -120,12 +87,8 @@ class TBSM(Model):
         generator: torch.Generator | None = None,
         device: torch.device | str | None = None,
     ):
-        super().__init__()
+        super().__init__(bags, roles, config.length)
         self.config = config
-        self.bags = bags
-        self.roles = roles
-        self.checks_lengths = True
-        """Whether a lookup checks that the sequences of a sample are equally long; an export has a check of its own."""
         self.bottom = None
         if num_dense:
             sizes = (num_dense, *config.bottom, config.dim)
@@ -145,20 +108,6 @@ class TBSM(Model):
     def output_layer(self) -> nn.Linear:
         return self.top.output
 
-    def check(self, ids: Ids) -> None:
-        super().check(ids)
-        self._check_lengths(ids)
-
-    def lookup(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Vectors [B, S + E, D] of sample and target, [B, T, E, D] of the history, and which events [B, T] exist."""
-        ids = batch.ids
-        vectors_BFD = self.bags(ids, (*self.roles.sample, *self.roles.target))
-        if self.checks_lengths:
-            self._check_lengths(ids)
-        place_BT, exists_BT = last_places(_offsets(ids, self.roles.history[0]), self.config.length)
-        events = [_pick(self.bags.rows(ids, position), place_BT) for position in self.roles.history]
-        return vectors_BFD, torch.stack(events, dim=2), exists_BT
-
     def score(self, dense_BN: Tensor, looked_up: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         vectors_BFD, history_BTED, exists_BT = looked_up
         sample_BSD, target_BED = vectors_BFD.split([len(self.roles.sample), len(self.roles.target)], dim=1)
@@ -172,23 +121,6 @@ class TBSM(Model):
         context_BM = attend(history_BTM, target_BM, exists_BT, self.attention)
         return self.top(torch.cat([context_BM, target_BM.to(context_BM.dtype)], dim=1)).squeeze(1)
 
-    @eager
-    def _check_lengths(self, ids: Ids) -> None:
-        """Raise unless the sequences of each sample are equally long; ids on a device are not read back."""
-        if ids.values.device.type != "cpu":
-            return
-        names = list(self.bags.features)
-        first, *others = self.roles.history
-        expected = _offsets(ids, first).diff()
-        for position in others:
-            found = _offsets(ids, position).diff()
-            if not torch.equal(found, expected):
-                sample = int((found != expected).nonzero()[0])
-                raise DataError(
-                    f"sample {sample} of the batch has {int(expected[sample])} events in '{names[first]}' and "
-                    f"{int(found[sample])} in '{names[position]}': sequences of one history must be equally long"
-                )
-
 
 def attend(history_BTM: Tensor, target_BM: Tensor, exists_BT: Tensor, matrix_MM: Tensor) -> Tensor:
     """`sum_t softmax_t((A v_t) . (A w)) v_t` over the events that exist; 0 where none does."""
@@ -198,23 +130,3 @@ def attend(history_BTM: Tensor, target_BM: Tensor, exists_BT: Tensor, matrix_MM:
     scores_BT = scores_BT.masked_fill(~exists_BT, torch.finfo(scores_BT.dtype).min)
     weights_BT = scores_BT.softmax(1) * exists_BT
     return torch.bmm(weights_BT[:, None].to(history_BTM.dtype), history_BTM).squeeze(1)
-
-
-def last_places(offsets: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Positions [B, length] of the last `length` ids of each bag, -1 before its first; and whether each exists."""
-    starts, ends = offsets[:-1, None], offsets[1:, None]
-    places = ends + torch.arange(-length, 0, device=offsets.device)
-    exists = places >= starts
-    return torch.where(exists, places, -1), exists
-
-
-def _pick(rows_LD: Tensor, place_BT: Tensor) -> Tensor:
-    """Rows [B, T, D] at the given places; zeros at -1."""
-    padded = F.pad(rows_LD, (0, 0, 1, 0))
-    return F.embedding(place_BT + 1, padded)
-
-
-def _offsets(ids: Ids, position: int) -> Tensor:
-    """Offsets [B + 1] of one feature."""
-    offsets = ids.bag(position)[1]
-    return torch.arange(ids.batch_size + 1, device=ids.values.device) if offsets is None else offsets

@@ -33,7 +33,8 @@ DEFAULT_RATE = 0.01
 """Learning rate where none is given, of everything that has no entry in `DEFAULT_RATES`."""
 DEFAULT_RATES: dict[tuple[str, str], tuple[float, float]] = {
     (family, optimizer): rates
-    for family, rates in {"dlrm": (0.002, 0.06), "dcn": (0.002, 0.06), "deepfm": (0.004, 0.02)}.items()
+    for families, rates in {("dlrm", "dcn", "din"): (0.002, 0.06), ("deepfm",): (0.004, 0.02)}.items()
+    for family in families
     for optimizer in ("rowwise_adagrad", "adagrad")
 }
 """Learning rates of the dense part and of the tables where none is given, by family of models and optimizer. Adagrad's
@@ -161,7 +162,8 @@ class OptimizerSettings:
     optimizer: OptimizerName = "rowwise_adagrad"
     """Optimizer of all parameters. Table rows are updated only where a batch looks them up."""
     lr: float | None = None
-    """Learning rate. When absent: 0.01; with an adagrad for dlrm and dcn 0.002, and 0.06 for the tables, for deepfm
+    """Learning rate. When absent: 0.01; with an adagrad for dlrm, dcn and din 0.002, and 0.06 for the tables, for
+    deepfm
     0.004 and 0.02."""
     table_lr: float | None = None
     """Learning rate of the tables; --lr when absent, if that is given."""

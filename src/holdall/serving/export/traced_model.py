@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.embedding.bags import EmbeddingBags
-from holdall.models import TBSM, Model
+from holdall.models import Model
+from holdall.models.histories import HistoryModel
 from holdall.serving.export.model_inputs import DENSE, IDS, ModelInputs
 from holdall.serving.export.traced_lookup import JoinedTables, TracedLookup
 
@@ -42,7 +43,7 @@ class TracedModel(nn.Module):
         limits = torch.tensor([feature.num_rows for feature in inputs.single])
         self.register_buffer("limits", limits, persistent=False)
         self.limits: Tensor
-        if isinstance(model, TBSM):
+        if isinstance(model, HistoryModel):
             model.checks_lengths = False  # `forward` marks rows in the place of raising an error
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +55,7 @@ class TracedModel(nn.Module):
         looked_up = self.model.lookup(TracedBatch(ids))  # type: ignore[arg-type]
         logit = self.model.score(dense, looked_up).float()
         wrong = ids.wrong
-        if isinstance(self.model, TBSM):
+        if isinstance(self.model, HistoryModel):
             wrong = wrong | ids.lengths_differ(self.model.roles.history)
         logit = torch.where(wrong, torch.nan, logit)
         return torch.sigmoid(logit), logit
