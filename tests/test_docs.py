@@ -36,6 +36,7 @@ NOT_RUN = {
     "tensorboard ": "is a server",
     "holdall serve ": "is a server: tests/serving/server",
     "curl ": "asks a server: tests/serving/server",
+    "holdall train data --out run --track ": "needs other libraries: tests/integrations/test_trackers.py",
     "holdall train data --out run --strategy plain --epochs 3 --resume": "goes on from a run under torchrun, see there",
 }
 """Commands that are not run here, by how they begin, and why."""

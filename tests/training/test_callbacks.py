@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,18 @@ def test_a_callback_is_told_everything_and_changes_nothing(data: Path, tmp_path:
     assert by_name["log", 5] == [{k: v for k, v in rows[0].items() if k not in ("step", "split")}]
     assert by_name["evaluation", 30][0]["auc"] == result["last_valid"]["auc"]
     assert result["stopped_by"] is None
+
+
+class Slow(Callback):
+    def on_start(self, run: Path, settings: dict[str, Any], step: int) -> None:
+        time.sleep(0.3)
+
+
+def test_the_rate_is_of_training_without_callbacks(data: Path, tmp_path: Path) -> None:
+    result = train(data, tmp_path / "run", SMALL.replace(steps=1), Slow())
+    parts = ("training", "evaluation", "saving", "callbacks")
+    assert result["callbacks_seconds"] >= 0.3
+    assert result["seconds"] == pytest.approx(sum(result[f"{part}_seconds"] for part in parts), rel=0.05)
 
 
 def test_checkpoints_in_the_background_are_told_once_each(data: Path, tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def train(
     config: Path | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    track: tuple[Literal["mlflow", "wandb"], ...] = (),
 ) -> None:
     """Train a model on a prepared data set.
 
@@ -135,15 +136,18 @@ def train(
         config: TOML file with values for the options below; flags take precedence.
         resume: Continue from the newest checkpoint in the run folder.
         overwrite: Replace an older run; it is removed when the new one has its first checkpoint.
+        track: Send metrics to MLflow or Weights & Biases, too; their own variables say where.
     """
     from holdall.commands.metrics import show_stages
     from holdall.commands.train_summary import show_training
     from holdall.common.output_folder import refuse_place
+    from holdall.integrations.trackers import TRACKERS
     from holdall.training.trainer import train as run
 
     if config is not None and not resume:
         refuse_place(out, [config])
-    result = run(data, out, settings, resume=resume, overwrite=overwrite)
+    callbacks = [TRACKERS[name]() for name in track]
+    result = run(data, out, settings, resume=resume, overwrite=overwrite, callbacks=callbacks)
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all ranks train, rank 0 prints
         return
     show_training(result)

@@ -1,4 +1,4 @@
-"""Seconds of a run by what they were spent on: training, evaluation, saving."""
+"""Seconds of a run by what they were spent on: training, evaluation, saving, callbacks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Literal
 
 
 class RunTimes:
-    """Clock of a run that tells training from evaluation and saving."""
+    """Clock of a run that tells training from evaluation, saving and callbacks."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
-        self._apart = {"evaluation": 0.0, "saving": 0.0}
+        self._apart = {"evaluation": 0.0, "saving": 0.0, "callbacks": 0.0}
 
     @contextmanager
-    def apart(self, kind: Literal["evaluation", "saving"]) -> Iterator[None]:
+    def apart(self, kind: Literal["evaluation", "saving", "callbacks"]) -> Iterator[None]:
         """Context whose seconds are not of training."""
         started = time.perf_counter()
         try:

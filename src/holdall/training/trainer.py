@@ -227,7 +227,8 @@ class Trainer:
         ):
             self._keep_resumed_best()
             settings = {"data": str(self.data.folder), **self.config.to_json()}
-            self.callbacks.call("on_start", self.out, settings, self.step, step=self.step)
+            with self.times.apart("callbacks"):
+                self.callbacks.call("on_start", self.out, settings, self.step, step=self.step)
             self._agree_on_stop()
             while self.step < self.num_steps and not stopped_early and self.stopped_by is None:
                 for segment in self.strategy.segments(self.epoch, self.batch_in_epoch):
@@ -326,7 +327,7 @@ class Trainer:
             self._read_losses()
         if logs:
             self._log_training()
-            self.callbacks.tell_saved()
+            self._tell_saved()
         stop = False
         if self.validation.split is not None:
             every = self.config.evaluation.evaluate_every
@@ -406,7 +407,8 @@ class Trainer:
         for step, split, values in self._rows:
             if self.log is not None:
                 self.log.write(step, split, **values)
-            self.callbacks.call("on_log" if split == "train" else "on_evaluation", step, {**values}, step=step)
+            with self.times.apart("callbacks"):
+                self.callbacks.call("on_log" if split == "train" else "on_evaluation", step, {**values}, step=step)
             if self.rank_log is not None:
                 name = "loss" if split == "train" else "logloss"
                 self.rank_log.write(f"step {step}: {split} {name} {values[name]:.6g}")
@@ -434,10 +436,14 @@ class Trainer:
         with self.times.apart("saving"), self.progress.paused():
             path = self.checkpoints.save(self.step, state, folder, keep, waits=waits)
         self.callbacks.saved(self.step, path)
-        self.callbacks.tell_saved()
+        self._tell_saved()
         if self.processes.rank == 0:
             RunFolder(self.out).remove_replaced()
         return path
+
+    def _tell_saved(self) -> None:
+        with self.times.apart("callbacks"):
+            self.callbacks.tell_saved()
 
     def save_hot(self) -> Path:
         """Write a checkpoint of hot rows and the dense part; a full one, if there is none to lay it over."""
