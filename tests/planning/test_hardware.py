@@ -45,7 +45,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machin
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
-    """The whole measurement over tiny tables, with a clock that ticks once a look: nothing here is timed."""
+    """The whole measurement over tiny tables, with a clock that ticks a millisecond a look: nothing here is timed."""
     ticks = iter(range(10**9))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure_dense, "WIDTHS", (4, 8))
@@ -60,12 +60,16 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
             table_bytes=1 << 16,
             repeats=1,
             passes=2,
-            now=lambda: float(next(ticks)),
+            seconds=float("inf"),
+            now=lambda: 1e-3 * next(ticks),
             note=stages.append,
             dims=(4, 8),
         )
         assert not list(folder.iterdir())
-        assert stages[0] == "disk (1 of 2)"
+        assert stages[:3] == ["memory", "disk", "tables (pass 1)"]
+        assert stages[-1] == "copies, layers, interaction (pass 2)"
+        assert made.conditions is not None
+        assert made.conditions.passes == 2
         return made
 
 

@@ -140,10 +140,15 @@ def test_a_machine_that_was_measured_is_remembered(
         return hardware()
 
     monkeypatch.setattr("holdall.planning.machine.measure.hardware", measure)
-    said(capsys, "plan", str(data), *MODEL)
-    said(capsys, "plan", str(data), *MODEL)
+    monkeypatch.setattr("holdall.planning.machine.check_rates.checks", lambda rates: {})
+    main(["plan", str(data), *MODEL])
+    path = tmp_path / "holdall" / "hardware.json"
+    assert f"measured now, once, and remembered in {path}; `holdall hardware` measures" in capsys.readouterr().err
+    main(["plan", str(data), *MODEL])
+    assert capsys.readouterr().err == ""
     assert len(calls) == 1
     shown = said(capsys, "hardware", "--out", str(tmp_path / "mine.json"))
-    assert "random rows a second" in shown
+    assert "random rows, M rows/s" in shown
+    assert "memory in order 10.0 GB/s" in shown
     assert (tmp_path / "mine.json").exists()
     assert json.loads(said(capsys, "hardware", "--json"))["device"] == "cpu"

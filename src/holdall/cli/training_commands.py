@@ -16,26 +16,28 @@ def hardware(
     out: Path | None = None,
     device: str = "auto",
     disk: Path = Path("."),
+    quick: bool = False,
     json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Measure the rates of this machine for plans. Takes 1-2 minutes, a few more on a GPU.
+    """Measure the rates of this machine for plans. Takes a minute at most, a few on a GPU.
 
     Args:
         out: File to write; when absent, the one that `holdall plan` reads by default.
         device: Device to measure: cpu, cuda, or auto for a GPU if there is one.
         disk: Folder on the disk to measure; a file is written there and removed.
+        quick: Measure fewer sizes once, in ten seconds; forecasts are rougher.
         json: Print the rates as JSON on stdout.
     """
+    from holdall.commands.hardware import measure_machine, save_rates
     from holdall.common.output_folder import refuse_other_file
     from holdall.planning.machine.hardware import FORMAT, default_path
-    from holdall.planning.machine.measure import hardware as measure_hardware
     from holdall.planning.render import show_hardware
 
     out = default_path() if out is None else out
     refuse_other_file(out, FORMAT)
-    measured = measure_hardware(device, folder=disk, note=lambda stage: print(f"measuring {stage}", file=sys.stderr))
+    measured = measure_machine(device, disk, quick=quick)
     if int(os.environ.get("RANK", "0")) == 0:  # under torchrun all ranks measure, rank 0 writes
-        measured.save(out)
+        save_rates(measured, out)
         if json:
             print(out.read_text(encoding="utf-8"), end="")
         else:
@@ -138,6 +140,7 @@ def train(
         overwrite: Replace an older run; it is removed when the new one has its first checkpoint.
         track: Send metrics to MLflow or Weights & Biases, too; their own variables say where.
     """
+    from holdall.commands.hardware import check_plan_rates
     from holdall.commands.metrics import show_stages
     from holdall.commands.train_summary import show_training
     from holdall.common.output_folder import refuse_place
@@ -146,6 +149,9 @@ def train(
 
     if config is not None and not resume:
         refuse_place(out, [config])
+    plan = settings.placement.plan
+    if plan is not None and int(os.environ.get("WORLD_SIZE", "1")) == 1 and (off := check_plan_rates(Path(plan))):
+        print(off, file=sys.stderr)
     callbacks = [TRACKERS[name]() for name in track]
     result = run(data, out, settings, resume=resume, overwrite=overwrite, callbacks=callbacks)
     if int(os.environ.get("RANK", "0")) != 0:  # under torchrun all ranks train, rank 0 prints

@@ -5,10 +5,10 @@ Lookups are counted once for the plan and its explanation, and a machine that ha
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
+from holdall.commands.hardware import load_or_measure
 from holdall.common.errors import ConfigError
 from holdall.common.settings import flag, flat_settings
 from holdall.data.identity import data_fingerprint
@@ -16,7 +16,6 @@ from holdall.data.schema import Schema
 from holdall.planning.config import PlanConfig, config_of
 from holdall.planning.explain import Explanation, explain_table
 from holdall.planning.inputs import find_limits, find_lookups, make_problem
-from holdall.planning.machine.hardware import Hardware, default_path
 from holdall.planning.plan import Plan
 from holdall.planning.planner import plan_problem, predict_problem
 
@@ -46,10 +45,9 @@ def make_plan(
     else:
         made = predict_problem(given, problem, limits)
     explanation = None if explain is None else explain_table(made, explain, problem, limits)
-    mismatch = rates.machine_mismatch()
-    if mismatch is not None and mismatch not in made.notes:
-        made = replace(made, notes=(*made.notes, mismatch))
-    return made, explanation
+    remarks = (rates.machine_mismatch(), rates.busy_remark())
+    new = tuple(remark for remark in remarks if remark is not None and remark not in made.notes)
+    return replace(made, notes=(*made.notes, *new)) if new else made, explanation
 
 
 def save_plan(plan: Plan, out: Path) -> None:
@@ -68,21 +66,3 @@ def _refuse_settings(config: PlanConfig, edited: Path | None) -> None:
             raise ConfigError(
                 f"{flag(name)} does not go with --edited: change it in {edited}, or plan anew without --edited"
             )
-
-
-def load_or_measure(given: Path | None) -> Hardware:
-    """The rates in a file, or this machine's own; they are measured now if they never were."""
-    if given is not None:
-        return Hardware.load(given)
-    path = default_path()
-    if path.exists():
-        return Hardware.load(path)
-    from holdall.planning.machine.measure import hardware as measure_hardware
-
-    print(
-        f"this machine was not measured yet: measuring it now, a minute or two (a GPU: a few), into {path}",
-        file=sys.stderr,
-    )
-    measured = measure_hardware()
-    measured.save(path)
-    return measured

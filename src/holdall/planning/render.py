@@ -125,34 +125,44 @@ def show_hardware(hardware: Hardware, console: Console | None = None) -> None:
     console.print(
         styled("hardware", "bold"),
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
-        f"{machine['gpu'] or 'no GPU'}: measured on {hardware.device} in {hardware.took_seconds:.0f} s",
+        f"{machine['gpu'] or 'no GPU'}: measured on {hardware.device} with {hardware.threads} threads in "
+        f"{hardware.took_seconds:.0f} s",
     )
-    rows = table("random rows a second", *(f"{size} B" for size in hardware.gather["host"]))
+    rows = table("random rows, M rows/s", *(f"{size} B" for size in hardware.gather["host"]))
     for name, by_tier in (("read", hardware.gather), ("write", hardware.scatter)):
         for tier, by_size in by_tier.items():
             rows.add_row(f"{name}, {tier}", *(_rate(line.each) for line in by_size.values()))
     console.print(rows)
-    steps = table("tables", "dim", "a lookup", "a row", "update: a lookup", "a row")
+    steps = table("tables, ns", "dim", "a lookup", "a row", "update: a lookup", "a row")
     for cost in hardware.tables:
         chain = cost.method["method"] == "tensor_train"
         name = f"{cost.method['method']}{cost.method.get('rank', '')} {'' if chain else cost.optimizer}"
         parts = (cost.lookup.per_lookup, cost.lookup.per_row, cost.update.per_lookup, cost.update.per_row)
-        steps.add_row(name, str(cost.dim), *(f"{part * 1e9:.3g} ns" for part in parts))
+        steps.add_row(name, str(cost.dim), *(f"{part * 1e9:,.1f}" for part in parts))
     console.print(steps)
     console.print("for tensor trains, a row is one product of the chain", style="dim")
     fastest = max(hardware.layers, key=lambda layer: _flops(layer))
-    facts = [f"layers up to {_flops(fastest) / 1e9:.0f} GFLOP/s", f"overlap {hardware.overlap:.0%}"]
+    facts = [
+        f"memory in order {hardware.stream / 1e9:,.1f} GB/s",
+        f"layers up to {_flops(fastest) / 1e9:,.0f} GFLOP/s",
+        f"overlap {hardware.overlap:.0%}",
+    ]
     for name, line in hardware.copy.items():
-        facts.append(f"{name.replace('_', ' ')} {1 / line.each / 1e9:.1f} GB/s" if line.each else name)
+        facts.append(f"{name.replace('_', ' ')} {1 / line.each / 1e9:,.1f} GB/s" if line.each else name)
     if hardware.collectives is not None:
         facts.append(f"{hardware.collectives.world_size} processes over {hardware.collectives.backend}")
     console.print("; ".join(facts))
-    for note in hardware.notes:
+    busy = hardware.busy_remark()
+    for note in (*hardware.notes, *(() if busy is None else (busy,))):
         console.print(styled("note:", "yellow"), note)
 
 
 def _rate(seconds: float) -> str:
-    return f"{1 / seconds:,.0f}" if seconds else "-"
+    """Millions a second, with three digits."""
+    if not seconds:
+        return "-"
+    rate = 1e-6 / seconds
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def _flops(layer: Layer) -> float:

@@ -33,6 +33,12 @@ FILE = "hardware.json"
 AGAIN = "measure again with `holdall hardware`"
 
 
+FREE_SHARE = 0.8
+"""Share of the cores that must be free while a machine is measured for it not to be busy."""
+MAX_SPREAD = 1.5
+"""Spread of repeated measurements from which a machine was busy, and ratio from which a rate is off."""
+
+
 class HardwareWarning(UserWarning):
     """Warning that the rates are those of another machine."""
 
@@ -134,6 +140,30 @@ class CollectiveRates:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """Conditions under which rates were measured."""
+
+    passes: PositiveInt
+    """Times that everything was measured; a rate is the median."""
+    quick: bool
+    """Whether fewer sizes were measured."""
+    spread: NonNegativeFloat
+    """How many times the slowest pass took as long as the fastest, in the median over operations; 1 for one pass."""
+    cores_wanted: PositiveInt
+    """Cores that the process could use."""
+    cores_free: NonNegativeFloat | None
+    """Those that other processes left free, on average; None where the system does not say."""
+
+    def busy(self) -> str | None:
+        """Reason to think that the machine was busy with other work; None if there is none."""
+        if self.cores_free is not None and self.cores_free < FREE_SHARE * self.cores_wanted:
+            return f"other processes left {self.cores_free:.1f} of {self.cores_wanted} cores free"
+        if self.spread > MAX_SPREAD:
+            return f"the same operation took up to {self.spread:.1f} times as long when it was repeated"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """Rates of one machine and one device of it."""
 
@@ -180,6 +210,8 @@ class Hardware:
     captured: Captured | None = None
     """Of a GPU; None on a CPU, and in older files of a GPU, which are refused."""
     collectives: CollectiveRates | None = None
+    conditions: Conditions | None = None
+    """None in older files."""
     notes: tuple[str, ...] = field(default=())
 
     def machine_mismatch(self) -> str | None:
@@ -200,6 +232,15 @@ class Hardware:
         if message is not None:
             warnings.warn(message, HardwareWarning, stacklevel=2)
         return message
+
+    def busy_remark(self) -> str | None:
+        """A sentence on other work that the machine had while it was measured; None if it had none."""
+        busy = None if self.conditions is None else self.conditions.busy()
+        return (
+            None
+            if busy is None
+            else f"the machine was busy while it was measured ({busy}): {AGAIN} when nothing else runs"
+        )
 
     def save(self, path: str | Path) -> None:
         path = Path(path)

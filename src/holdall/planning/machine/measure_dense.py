@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdall.common.sizes import readable_bytes
+from holdall.common.threads import available_cores
 from holdall.embedding.id_checks import all_below
 from holdall.kernels.interaction import dot_interaction
 from holdall.models.layers import mlp
@@ -23,13 +25,18 @@ from holdall.planning.machine.hardware import Interaction, Layer, Line
 
 WIDTHS = (16, 64, 256, 1024)
 """Numbers of inputs and of outputs of the layers that are timed."""
+MAX_FLOPS = {"cpu": 1e12, "cuda": 1e16}
+"""Operations a second that no core of a CPU and no GPU reaches: two to three times those of the fastest there are."""
+MAX_BANDWIDTH = {"cpu": 2e12, "cuda": 4e13}
+"""Bytes a second that no memory of a CPU or GPU delivers: several times those of the fastest there is."""
 REPLAYS = 4
 """Repeats of a short operation inside the CUDA graph that is timed."""
 
 
 def _batches(clock: Clock) -> tuple[int, ...]:
-    """Batch sizes that are timed: from those that fit the caches to those that do not."""
-    return (512, 2048, 8192) if clock.device.type == "cpu" else (4096, 16384, 65536)
+    """Batch sizes that are timed: from those that fit the caches to those that do not; fewer if it is late."""
+    sizes = (512, 2048, 8192) if clock.device.type == "cpu" else (4096, 16384, 65536)
+    return sizes[:2] if clock.hurries() else sizes
 
 
 def _autocast(clock: Clock, precision: str) -> AbstractContextManager[Any]:
@@ -42,30 +49,42 @@ def precisions(clock: Clock) -> tuple[str, ...]:
     return ("float32", "bf16") if clock.device.type == "cuda" else ("float32",)
 
 
-def layers(clock: Clock, of: Sequence[str] | None = None) -> Iterator[Layer]:
-    """Seconds of linear layers in the precisions `of`, or in those of `precisions`."""
-    for precision, inputs, outputs in product(of or precisions(clock), WIDTHS, WIDTHS):
-        layer = mlp((inputs, outputs), last_activation=True, device=clock.device)
-        taken = {}
-        for size in _batches(clock):
-            x = torch.rand(size, inputs, device=clock.device, requires_grad=True)
-            with torch.no_grad(), _autocast(clock, precision):
-                grad = torch.rand_like(layer(x))
+def _least_seconds(clock: Clock, flop: float) -> float:
+    """Least seconds of so many operations on numbers."""
+    cores = available_cores() if clock.device.type == "cpu" else 1
+    return flop / (cores * MAX_FLOPS[clock.device.type])
 
-            def run(layer: Any = layer, x: Tensor = x, grad: Tensor = grad, precision: str = precision) -> None:
-                with _autocast(clock, precision):
-                    made = layer(x)
-                made.backward(grad)
-                layer.zero_grad()
-                x.grad = None
 
-            taken[str(size)] = clock.replayed(run, times=REPLAYS)
+def layers(clock: Clock, of: Sequence[str] | None = None, *, quick: bool = False) -> Iterator[Layer]:
+    """Seconds of linear layers in the precisions `of`, or in those of `precisions`; `quick` without the widest."""
+    widths = WIDTHS[:-1:2] if clock.hurries() else WIDTHS[:-1] if quick else WIDTHS
+    for precision, inputs, outputs in product(of or precisions(clock), widths, widths):
+        taken = {str(size): time_layer(clock, inputs, outputs, size, precision) for size in _batches(clock)}
         yield Layer(inputs, outputs, taken, precision)
+
+
+def time_layer(clock: Clock, inputs: int, outputs: int, size: int, precision: str) -> float:
+    """Seconds of a linear layer with its ReLU, forward and backward, of a batch of `size` samples."""
+    layer = mlp((inputs, outputs), last_activation=True, device=clock.device)
+    x = torch.rand(size, inputs, device=clock.device, requires_grad=True)
+    with torch.no_grad(), _autocast(clock, precision):
+        grad = torch.rand_like(layer(x))
+
+    def run() -> None:
+        with _autocast(clock, precision):
+            made = layer(x)
+        made.backward(grad)
+        layer.zero_grad()
+        x.grad = None
+
+    least, what = _least_seconds(clock, 6 * size * inputs * outputs), f"a layer of {inputs} x {outputs}"
+    return clock.replayed(run, times=REPLAYS, least=least, what=what)
 
 
 def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) -> Iterator[Interaction]:
     """Seconds of dot interactions in the precisions `of`, or in those of `precisions`."""
-    for precision, vectors, dim in product(of or precisions(clock), (9, 27, 54), dims):
+    vectors_timed = (9, 27) if clock.hurries() else (9, 27, 54)
+    for precision, vectors, dim in product(of or precisions(clock), vectors_timed, dims):
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         taken = {}
         for size in _batches(clock):
@@ -79,7 +98,9 @@ def interactions(clock: Clock, of: Sequence[str] | None, dims: Sequence[int]) ->
                 dot_interaction(looked_up, first).backward(grad)
                 looked_up.grad = first.grad = None
 
-            taken[str(size)] = clock.replayed(run, times=REPLAYS)
+            least = _least_seconds(clock, 3 * size * vectors * (vectors - 1) * dim)
+            what = f"an interaction of {vectors} vectors of dim {dim}"
+            taken[str(size)] = clock.replayed(run, times=REPLAYS, least=least, what=what)
         yield Interaction(vectors, dim, taken, precision)
 
 
@@ -199,4 +220,5 @@ def call_cost(clock: Clock) -> float:
 def stream_cost(clock: Clock) -> float:
     """Bytes a second of an operation that reads and writes memory in order, on the device."""
     x = torch.zeros(1 << 24, device=clock.device)
-    return 2 * x.nbytes / clock(lambda: x.mul_(1.5))
+    least = 2 * x.nbytes / MAX_BANDWIDTH[clock.device.type]
+    return 2 * x.nbytes / clock(lambda: x.mul_(1.5), least=least, what=f"writing {readable_bytes(x.nbytes)} in order")

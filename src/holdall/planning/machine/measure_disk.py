@@ -14,6 +14,7 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
+from holdall.planning.machine.clock import Clock
 from holdall.planning.machine.hardware import Line
 
 Rates = dict[str, dict[str, Line]]
@@ -22,15 +23,21 @@ READS = 256
 """Random rows that are timed, for each row size."""
 REPEATS = 5
 """Repeats, each with other rows; the rate is their median."""
+SECONDS = 1.0
+"""Seconds after which no further repeat of a row size is started."""
 
 
-def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tuple[Rates, Rates, list[str]]:
+def measure_disk(
+    folder: Path, num_bytes: int, row_bytes: tuple[int, ...], clock: Clock | None = None
+) -> tuple[Rates, Rates, list[str]]:
     """`(gather, scatter, notes)`, by `disk` and `cached` and bytes of a row.
 
     `disk`: the file is dropped from the page cache before it is read, and written rows are flushed to disk. `cached`:
     it is in the page cache, but its pages are not mapped to this process. Where the system cannot drop a file from the
-    page cache, the rates of `disk` are those of memory, and a note says so.
+    page cache, the rates of `disk` are those of memory, and a note says so. No row is read faster than the `bandwidth`
+    of `clock` allows.
     """
+    clock = Clock(torch.device("cpu")) if clock is None else clock
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} to measure the disk in: name one that exists")
     free = available_memory(folder)["disk"]
@@ -52,13 +59,30 @@ def measure_disk(folder: Path, num_bytes: int, row_bytes: tuple[int, ...]) -> tu
         file.flush()
         os.fsync(file.fileno())
         for width in row_bytes:
-            turns = [_time_rows(file.fileno(), file.tell(), width, turn, can_drop=can_drop) for turn in range(REPEATS)]
-            times = np.median(turns, axis=0).tolist()
+            times = [0.0]
+
+            def measure(width: int = width) -> float:
+                nonlocal times
+                times = _median_rows(file.fileno(), file.tell(), width, can_drop=can_drop)
+                return min(times)
+
+            clock.possible(measure, clock.seconds_of_rows(1, width), f"a random row of {width} bytes of a file")
             for (rates, kind), seconds in zip(
                 ((gather, "disk"), (scatter, "disk"), (gather, "cached"), (scatter, "cached")), times, strict=True
             ):
                 rates[kind][str(width)] = Line(0.0, seconds)
+    if can_drop and all(gather["disk"][size].each < 2 * gather["cached"][size].each for size in gather["disk"]):
+        notes.append(f"rows of a file in {folder} are read as fast as from memory: it is in memory, or kept there")
     return gather, scatter, notes
+
+
+def _median_rows(descriptor: int, size: int, width: int, *, can_drop: bool) -> list[float]:
+    """Medians of `_time_rows` over repeats."""
+    turns: list[tuple[float, ...]] = []
+    start = time.perf_counter()
+    while len(turns) < REPEATS and (not turns or time.perf_counter() - start < SECONDS):
+        turns.append(_time_rows(descriptor, size, width, len(turns), can_drop=can_drop))
+    return [float(seconds) for seconds in np.median(turns, axis=0)]
 
 
 def _time_rows(

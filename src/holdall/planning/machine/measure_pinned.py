@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from holdall.kernels.dispatch import HAS_TRITON
-from holdall.planning.machine.clock import Clock, fit_line
+from holdall.planning.machine.clock import Clock, rising_line
 from holdall.planning.machine.hardware import Line
 
 COUNTS = (1 << 11, 1 << 15, 1 << 17)
@@ -27,8 +27,11 @@ def pinned_rows(
         table = torch.empty(min(table_bytes // width, 1 << 24), width // 4, pin_memory=True).zero_()
         counts = [min(count, len(table)) for count in COUNTS]
         for write_back in (False, True):
-            seconds = [_seconds(clock, table, count, generator, write_back, during_steps) for count in counts]
-            found[write_back][str(width)] = fit_line(counts, seconds)
+
+            def measure(table: Tensor = table, counts: list[int] = counts, back: bool = write_back) -> list[float]:
+                return [_seconds(clock, table, count, generator, back, during_steps) for count in counts]
+
+            found[write_back][str(width)] = rising_line(counts, measure, clock.seconds_of_rows(1, width))
     return found[False], found[True]
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdall.common.sizes import readable_bytes
+from holdall.common.threads import torch_threads
 from holdall.kernels import host_rows
 from holdall.kernels.dispatch import HAS_TRITON
-from holdall.planning.machine.clock import Clock, fit, fit_line
+from holdall.planning.machine.clock import Clock, fit, rising_line
 from holdall.planning.machine.hardware import Cost, Line
 
 ROW_BYTES = (4, 64, 256, 512)
@@ -34,24 +36,34 @@ def row_rates(clock: Clock, table_bytes: int) -> tuple[dict[str, Line], dict[str
     gather, scatter = {}, {}
     for row_bytes in ROW_BYTES:
         num_rows = min(table_bytes // row_bytes, 1 << 24)
-        counts = (min(num_rows, 1 << 15) // 16, min(num_rows, 1 << 15))
-        table = torch.ones(num_rows, row_bytes // 4, device=clock.device)
-
-        def draw(count: int, num_rows: int = num_rows) -> Tensor:
-            return torch.from_numpy(np.sort(_ids(generator, num_rows, count, count)).astype(np.int64)).to(clock.device)
-
-        def read(rows: Tensor, table: Tensor = table) -> Tensor:
-            return table.index_select(0, rows)
-
-        def write(given: tuple[Tensor, Tensor], table: Tensor = table) -> None:
-            table.index_copy_(0, *given)
-
-        def rows_and_values(count: int, width: int = row_bytes // 4) -> tuple[Tensor, Tensor]:
-            return draw(count), torch.zeros(count, width, device=clock.device)
-
-        gather[str(row_bytes)] = fit_line(counts, [clock(read, lambda n=n: draw(n)) for n in counts])  # type: ignore[misc]
-        scatter[str(row_bytes)] = fit_line(counts, [clock(write, lambda n=n: rows_and_values(n)) for n in counts])  # type: ignore[misc]
+        with torch_threads(1):  # threads that wait for cores make this many times slower
+            table = torch.ones(num_rows, row_bytes // 4, device=clock.device)
+        gather[str(row_bytes)], scatter[str(row_bytes)] = rates_of_table(clock, table, generator)
     return gather, scatter
+
+
+def rates_of_table(clock: Clock, table: Tensor, generator: np.random.Generator) -> tuple[Line, Line]:
+    """Reading and writing back random distinct rows of `table` [num_rows, numbers]."""
+    num_rows, width = table.shape
+    most = min(num_rows, 1 << 15 if clock.device.type == "cpu" else 1 << 19)
+    counts = (most // 16, most)
+
+    def draw(count: int) -> Tensor:
+        return torch.from_numpy(np.sort(_ids(generator, num_rows, count, count)).astype(np.int64)).to(clock.device)
+
+    def rows_and_values(count: int) -> tuple[Tensor, Tensor]:
+        return draw(count), torch.zeros(count, width, device=clock.device)
+
+    def seconds(way: str, count: int) -> float:
+        least, what = clock.seconds_of_rows(count, 4 * width), f"{way} {count:,} random rows of {4 * width} bytes"
+        if way == "reading":
+            return clock(lambda rows: table.index_select(0, rows), lambda: draw(count), least=least, what=what)
+        return clock(lambda given: table.index_copy_(0, *given), lambda: rows_and_values(count), least=least, what=what)
+
+    def line(way: str) -> Line:
+        return rising_line(counts, lambda: [seconds(way, n) for n in counts], clock.seconds_of_rows(1, 4 * width))
+
+    return line("reading"), line("writing")
 
 
 def copy_rates(clock: Clock) -> dict[str, Line]:
@@ -59,11 +71,14 @@ def copy_rates(clock: Clock) -> dict[str, Line]:
     sizes = (1 << 18, 1 << 24)
 
     def line(make: Callable[[int], tuple[Tensor, Tensor]]) -> Line:
-        taken = []
-        for size in sizes:
-            source, target = make(size)
-            taken.append(clock(lambda source=source, target=target: target.copy_(source, non_blocking=True)))
-        return fit_line(sizes, taken)
+        pairs = [make(size) for size in sizes]
+
+        def seconds(source: Tensor, target: Tensor) -> float:
+            least = source.nbytes / clock.bandwidth
+            what = f"copying {readable_bytes(source.nbytes)}"
+            return clock(lambda: target.copy_(source, non_blocking=True), least=least, what=what)
+
+        return rising_line(sizes, lambda: [seconds(*pair) for pair in pairs], 1 / clock.bandwidth)
 
     def pair(size: int, *, pinned: bool) -> tuple[Tensor, Tensor]:
         return torch.ones(size // 4, pin_memory=pinned), torch.ones(size // 4, device=clock.device)
