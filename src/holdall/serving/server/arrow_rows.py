@@ -1,5 +1,8 @@
 """Rows and scores as Arrow IPC streams.
 
+The event loop only counts the rows of a stream, from the headers of its messages; the scoring thread reads it. Each
+call of Arrow gives up Python's lock, which the event loop would have to wait for while a batch is scored.
+
 No part of a stream may decode to more bytes than it has: compressed buffers and types whose values may share bytes are
 refused, since a short stream of them can stand for terabytes.
 """
@@ -7,6 +10,8 @@ refused, since a short stream of them can stand for terabytes.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +25,24 @@ CONTENT_TYPE = b"application/vnd.apache.arrow.stream"
 SCORE_SCHEMA = pa.schema([pa.field("score", pa.float32(), nullable=False)])
 MAX_TEXT_BYTES = 16 << 20
 """Most bytes of the texts that a dictionary column of one request stands for."""
+_MARK = 0xFFFFFFFF  # before each message, in streams of today
 _BATCH, _DICTIONARY = 3, 2  # kinds of messages, in the format's `MessageHeader`
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowBody:
+    """Stream that was not read yet, of so many rows as its headers say."""
+
+    body: bytes | bytearray
+    num_rows: int
+
+    @classmethod
+    def of(cls, body: bytes | bytearray) -> ArrowBody:
+        """The stream of a body; it may not be compressed."""
+        try:
+            return cls(body, sum(_batch_rows(message) for message in _messages(body)))
+        except (struct.error, IndexError):
+            raise BodyError("the body is no Arrow IPC stream: it is cut off or damaged") from None
 
 
 class ArrowReader:
@@ -35,13 +57,11 @@ class ArrowReader:
         self._separated: list[tuple[int, str]] = []
         """Columns of bags as texts, and what separates their values."""
 
-    def columns(self, body: bytes | bytearray) -> Columns:
-        """The columns of an Arrow IPC stream, every buffer of which was checked, as Python values."""
+    def columns(self, sent: ArrowBody) -> Columns:
+        """The columns of a stream, every buffer of which was checked, as Python values."""
+        body = sent.body
         buffer = pa.py_buffer(body)
         try:
-            for message in pa.ipc.MessageReader.open_stream(buffer):
-                if _is_compressed(message.metadata.to_pybytes()):
-                    raise BodyError("the Arrow stream is compressed, which is not read: write it without a codec")
             with pa.ipc.open_stream(buffer) as stream:
                 batches, num_rows = [], 0
                 for batch in stream:
@@ -53,7 +73,8 @@ class ArrowReader:
         except (pa.ArrowException, OSError, struct.error) as error:
             reason = (str(error).splitlines() or ["?"])[0][:200]
             raise BodyError(f"the body is no Arrow IPC stream: {reason}") from None
-        self.reader.check_number(num_rows)
+        if num_rows != sent.num_rows:
+            raise BodyError("the body is no Arrow IPC stream: its batches have other rows than their headers say")
         if self._last is None or not self._last.equals(schema):
             self._remember(schema)
         for place in self._dictionaries:
@@ -125,19 +146,47 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
 
 
-def _is_compressed(message: bytes) -> bool:
-    """Whether the flatbuffer of a message describes compressed buffers (`RecordBatch.compression` is there)."""
+def _messages(body: bytes | bytearray) -> Iterator[bytes]:
+    """The flatbuffers of the messages of a stream."""
+    at, view = 0, memoryview(body)
+    if not view:
+        raise BodyError("the body is no Arrow IPC stream: it is empty")
+    while at < len(view):
+        (size,) = struct.unpack_from("<I", view, at)
+        at += 4
+        if size == _MARK:
+            (size,) = struct.unpack_from("<I", view, at)
+            at += 4
+        if size == 0:
+            return
+        message = bytes(view[at : at + size])
+        if len(message) < size:
+            raise IndexError
+        length_at = _field(message, _indirect(message, 0), 3)
+        at += size + (0 if length_at is None else struct.unpack_from("<Q", message, length_at)[0])
+        if at > len(view):
+            raise IndexError
+        yield message
+
+
+def _batch_rows(message: bytes) -> int:
+    """Rows of a message, 0 if it is no batch; raises if its buffers are compressed (`RecordBatch.compression`)."""
     root = _indirect(message, 0)
     kind_at, header_at = _field(message, root, 1), _field(message, root, 2)
-    if kind_at is None or header_at is None:
-        return False
-    kind, header = message[kind_at], _indirect(message, header_at)
-    if kind == _DICTIONARY:
+    if kind_at is None or header_at is None or message[kind_at] not in (_BATCH, _DICTIONARY):
+        return 0
+    header = _indirect(message, header_at)
+    if message[kind_at] == _DICTIONARY:
         data_at = _field(message, header, 1)
         if data_at is None:
-            return False
+            return 0
         header = _indirect(message, data_at)
-    return kind in (_BATCH, _DICTIONARY) and _field(message, header, 3) is not None
+    if _field(message, header, 3) is not None:
+        raise BodyError("the Arrow stream is compressed, which is not read: write it without a codec")
+    length_at = _field(message, header, 0)
+    if message[kind_at] == _DICTIONARY or length_at is None:
+        return 0
+    return int(struct.unpack_from("<Q", message, length_at)[0])
 
 
 def _indirect(data: bytes, at: int) -> int:

@@ -150,8 +150,9 @@ class Front:
             rows = served.reader.rows(request.body)
             self._put(request, served, rows, len(rows), _json_scores)
         elif kind == ARROW:
-            columns = served.arrow.columns(request.body)
-            self._put(request, served, columns, len(columns[0]), _arrow_scores)
+            sent = arrow_rows.ArrowBody.of(request.body)
+            served.reader.check_number(sent.num_rows)
+            self._put(request, served, sent, sent.num_rows, _arrow_scores)
         else:
             self._wrong_type(request, f"{JSON} or {ARROW}")
 

@@ -16,7 +16,7 @@ from holdall.common.files import read_json
 from holdall.serving.bundle import BUNDLE_FILE, FORMAT, VERSION, Record, is_bundle
 from holdall.serving.mapped_tensors import CURE
 from holdall.serving.scorer import Scorer
-from holdall.serving.server.arrow_rows import ArrowReader
+from holdall.serving.server.arrow_rows import ArrowBody, ArrowReader
 from holdall.serving.server.batch_queue import Result, Work
 from holdall.serving.server.example import example_row
 from holdall.serving.server.row_types import RowReader
@@ -72,6 +72,9 @@ class Served:
             start += work.num_rows
 
     def _score_rows(self, works: list[Work]) -> Any:
+        for work in works:
+            if isinstance(work.rows, ArrowBody):
+                work.rows = self.arrow.columns(work.rows)
         return self.scorer.score(self.reader.columns([work.rows for work in works]))
 
     def _rank(self, works: list[Work]) -> Any:
