@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -296,3 +297,17 @@ def test_a_kill_leaves_a_whole_bundle_or_none(data: Path, tmp_path: Path) -> Non
             assert torch.equal(scores(open_bundle(out).model(), data), scores(model, data))
     assert found[-1]
     assert found.count(False) > 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads what the system says of its memory maps")
+@pytest.mark.parametrize(("memory", "random"), [(1_000_000_000, False), (1_000, True)])
+def test_lookups_of_tables_that_do_not_fit_read_no_other_pages(
+    memory: int, random: bool, wide_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "bundle", SMALL.build(Schema.load(wide_data)), SMALL, wide_data)
+    monkeypatch.setattr("holdall.serving.mapped_tensors.available_memory", lambda: {"host": memory})
+    model = open_bundle(tmp_path / "bundle").model()
+    maps = Path("/proc/self/smaps").read_text().split(str(tmp_path / "bundle" / TABLES_FILE))[1]
+    flags = next(line for line in maps.splitlines() if line.startswith("VmFlags:"))
+    assert ("rr" in flags.split()) == random
+    assert len(scores(model, wide_data))

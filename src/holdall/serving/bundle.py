@@ -177,10 +177,11 @@ class Bundle:
         """
         dtype = self.record.vector_dtype
         vector_dtype = None if dtype is None else getattr(torch, dtype)
-        model = build_model(
-            self.model_config, self.schema, self.methods, vector_dtype, self.dense_tensors(), self.tables(mmap=mmap)
-        )
-        return model if torch.device(device).type == "cpu" else model.to(device)
+        on_cpu, tables = torch.device(device).type == "cpu", self.tables(mmap=mmap)
+        if on_cpu:
+            tables.expect_lookups()
+        model = build_model(self.model_config, self.schema, self.methods, vector_dtype, self.dense_tensors(), tables)
+        return model if on_cpu else model.to(device)
 
     def dense_tensors(self) -> MappedTensors:
         """Tensors of the dense part, in memory."""
