@@ -81,6 +81,35 @@ def alternate(sides: Mapping[str, Callable[[], None]], repeats: int, warmup: int
     return times
 
 
+class OtherWork:
+    """Context that measures how busy other processes keep the machine: a result is worth what this says.
+
+    with OtherWork() as others: ...
+    others.share            # of the CPU time of all cores; None where the system does not tell
+    """
+
+    share: float | None = None
+
+    def __enter__(self) -> OtherWork:
+        self._before = self._read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None and (after := self._read()) is not None:
+            total, busy, own = (new - old for new, old in zip(after, self._before, strict=True))
+            self.share = max(0.0, busy - own) / max(total, 1e-9)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float] | None:
+        """Seconds of all cores, those that were not idle, and those of this process and its children that ended."""
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").split("\n")[0].split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        total = sum(ticks) / os.sysconf("SC_CLK_TCK")
+        return total, total - (ticks[3] + ticks[4]) / os.sysconf("SC_CLK_TCK"), sum(os.times()[:4])
+
+
 def summary(times: Sequence[float]) -> dict[str, float]:
     """`{"p20", "p50", "p80", "repeats"}` of some measurements, in their unit."""
     p20, p50, p80 = numpy.percentile(numpy.asarray(times, dtype=numpy.float64), [20, 50, 80])
