@@ -49,21 +49,13 @@ def release(
         overwrite: Replace an older bundle or delta.
         json: Print the description of what was written as JSON on stdout.
     """
-    from holdall.commands.inspect import inspect, show
-    from holdall.common.console import make_console
-    from holdall.serving.gate import GateError
-    from holdall.serving.release import release as run_release
-    from holdall.serving.render import show_front
-
-    refuse_other_model(run, model)
     if merge is not None:
         _merge(run, merge, out, overwrite, {"--since": since, "--forget": forget, "--budget": budget, "--data": data})
-        print_json(inspect(out)) if json else show(inspect(out))
-        return
-    try:
-        report = run_release(
+    else:
+        _release(
             run,
             out,
+            json=json,
             budget=budget,
             max_auc_loss=max_auc_loss,
             max_logloss_increase=max_logloss_increase,
@@ -74,8 +66,22 @@ def release(
             overwrite=overwrite,
             since=since,
             forget=forget,
-            note=lambda row: print(f"tested {row.budget}: {row.verdict}", file=sys.stderr),
         )
+    _print_released(out, json)
+
+
+def _release(run: Path, out: Path, *, json: bool, forget: Path | None, **options: Any) -> None:
+    """Release a run, saying on stderr what is tested; the forms of a release that is refused are printed as a table."""
+    from holdall.common.console import make_console
+    from holdall.serving.gate import GateError
+    from holdall.serving.release import release as run_release
+    from holdall.serving.render import show_front
+
+    def note(row: Any) -> None:
+        print(f"tested {row.budget}: {row.verdict}", file=sys.stderr)
+
+    try:
+        report = run_release(run, out, forget=forget, note=note, **options)
     except GateError as refused:
         if not json:
             show_front([row.to_json() for row in refused.front], make_console())
@@ -84,7 +90,16 @@ def release(
         print(f"{report.num_unknown:,} values of {forget} are in no id map: nothing to withdraw", file=sys.stderr)
     for name in report.without_rows:
         print(f"table '{name}' has no rows of single values: nothing to overwrite", file=sys.stderr)
-    print_json(inspect(out)) if json else show(inspect(out))
+
+
+def _print_released(out: Path, json: bool) -> None:
+    from holdall.commands.inspect import inspect, show
+
+    found = inspect(out)
+    if json:
+        print_json(found)
+    else:
+        show(found)
 
 
 def _merge(base: Path, deltas: tuple[Path, ...], out: Path, overwrite: bool, others: dict[str, Any]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from holdall.common.errors import ConfigError
 from holdall.common.output_folder import check_output
-from holdall.serving.bundle import BUNDLE, write_bundle
+from holdall.models import Model
+from holdall.serving.bundle import BUNDLE, Quality, write_bundle
 from holdall.serving.forms import Forms
 from holdall.serving.gate import FrontRow, release_model
 from holdall.serving.release_delta import release_delta
@@ -50,61 +53,68 @@ def release(
     against `max_auc_loss`, or the limit of the base. `forget` is then a CSV file with the columns `feature` and
     `value`: these values are withdrawn, and score as unseen from then on.
     """
-    out = Path(out)
+    run, out = Path(run), Path(out)
+    folder = None if data is None else Path(data)
+    limits = {"max_auc_loss": max_auc_loss, "max_logloss_increase": max_logloss_increase}
+    sizes: dict[str, object] = {"--budget": budget, "--polish": polish or None}
     if since is not None:
-        others = {"--budget": budget, "--polish": polish or None, "--as-trained": as_trained or None}
-        named = next((name for name, value in others.items() if value is not None), None)
-        if named is not None:
-            raise ConfigError(f"--since keeps the methods of the tables in the base: leave {named} out")
-        return release_delta(
-            Path(run),
-            out,
-            [Path(path) for path in ([since] if isinstance(since, str | Path) else since)],
-            forget=None if forget is None else Path(forget),
-            max_auc_loss=max_auc_loss,
-            max_logloss_increase=max_logloss_increase,
-            data=None if data is None else Path(data),
-            device=device,
-            overwrite=overwrite,
+        _refuse_options(
+            "--since keeps the methods of the tables in the base", {**sizes, "--as-trained": as_trained or None}
         )
+        bases = [Path(path) for path in ([since] if isinstance(since, str | Path) else since)]
+        values = None if forget is None else Path(forget)
+        return release_delta(run, out, bases, forget=values, **limits, data=folder, device=device, overwrite=overwrite)
     if forget is not None:
         raise ConfigError("--forget withdraws values from a bundle that is in use: name it with --since")
-    given = {
-        "--budget": budget,
-        "--max-auc-loss": max_auc_loss,
-        "--max-logloss-increase": max_logloss_increase,
-        "--polish": polish or None,
-    }
-    if as_trained and any(value is not None for value in given.values()):
-        named = next(name for name, value in given.items() if value is not None)
-        raise ConfigError(f"--as-trained keeps the tables as they are: leave {named} out")
-    check_output(out, BUNDLE, overwrite=overwrite, inputs=[Path(run)])
-    trained = TrainedRun.load(Path(run), None if data is None else Path(data), device)
-    calibration: dict[str, Tensor] = {}
     if as_trained:
-        model, quality = trained.model, quality_as_trained(trained.model, trained.data)
+        flags = {f"--{name.replace('_', '-')}": limit for name, limit in limits.items()}
+        _refuse_options("--as-trained keeps the tables as they are", sizes | flags)
+    check_output(out, BUNDLE, overwrite=overwrite, inputs=[run])
+    trained = TrainedRun.load(run, folder, device)
+    if as_trained:
+        content = _Content(trained.model, quality_as_trained(trained.model, trained.data), {})
     else:
-        forms = Forms(trained.model, trained.config, trained.data)
-        released = release_model(
-            forms,
-            budget=budget,
-            max_auc_loss=max_auc_loss,
-            max_logloss_increase=max_logloss_increase,
-            polish_epochs=polish,
-            note=note,
-        )
-        model, quality = released.form.model, quality_released(released)
-        if any(isinstance(part, CodesTable) for part in model.modules()):
-            calibration = {name: table.transform for name, table in forms.precision.tables.items()}
+        content = _smaller(trained, budget=budget, **limits, polish_epochs=polish, note=note)
+    return _write(out, trained, content, overwrite=overwrite)
+
+
+def _refuse_options(reason: str, options: Mapping[str, object]) -> None:
+    """Raise if one of these options was given."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"{reason}: leave {name} out")
+
+
+@dataclass(frozen=True)
+class _Content:
+    """Model that a bundle is written of."""
+
+    model: Model
+    quality: Quality
+    calibration: dict[str, Tensor]
+    """[dim, dim] by table, where rows are stored as codes."""
+
+
+def _smaller(trained: TrainedRun, **options: Any) -> _Content:
+    """The model of a run in a smaller form; options are those of `release_model`."""
+    forms = Forms(trained.model, trained.config, trained.data)
+    released = release_model(forms, **options)
+    model = released.form.model
+    has_codes = any(isinstance(part, CodesTable) for part in model.modules())
+    transforms = {name: table.transform for name, table in forms.precision.tables.items()} if has_codes else {}
+    return _Content(model, quality_released(released), transforms)
+
+
+def _write(out: Path, trained: TrainedRun, content: _Content, *, overwrite: bool) -> ReleaseReport:
     record = write_bundle(
         out,
-        model,
+        content.model,
         trained.config.model.model_config(),
         trained.schema,
         trained.data,
         trained.origin,
-        quality,
-        calibration=calibration,
+        content.quality,
+        calibration=content.calibration,
         overwrite=overwrite,
         inputs=[trained.run],
     )
