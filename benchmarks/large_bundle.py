@@ -1,6 +1,6 @@
 """Bundle with tables of 60 GB, opened and scored by a process that may take 4 GB of memory.
 
-    python -m benchmarks.large_bundle            # about five minutes; Linux, as root, with 10 GB free on disk
+    python -m benchmarks.large_bundle            # three minutes; Linux, as root, with 10 GB free on disk
 
 A DLRM of 26 tables whose rows take 4 KB, a page each. Of every 8 MB of the file of tables the first MB has random
 numbers, 7.5 GB in all; the rest is a hole, which takes no disk and which no request reads. Requests are 64 raw rows
@@ -208,7 +208,7 @@ def summarized(name: str, found: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=564_000, help="of each of the 26 tables, 4 KB a row")
-    parser.add_argument("--requests", type=int, default=800, help="of 64 rows each")
+    parser.add_argument("--requests", type=int, default=200, help="of 64 rows each")
     parser.add_argument("--limit", type=int, default=4 << 30, help="bytes of memory")
     parser.add_argument("--folder", type=Path, help="where the bundle is made for the time of the run")
     parser.add_argument("--card", default="large_bundle", help="name of the run card; empty: none is written")
