@@ -22,6 +22,7 @@ from holdall.data.schema import DATA_SET, Schema
 from holdall.evaluation.evaluate_model import score_split
 from holdall.models import CONFIGURATIONS, DLRMConfig, Model, ModelConfig
 from holdall.serving.bundle import BUNDLE_FILE, TABLES_FILE, Origin, Quality, open_bundle, write_bundle
+from holdall.serving.mapped_tensors import MappedTensors
 from holdall.tables import Bands, Codes, Dense, Quantized, Shared
 from tests.common.killed import killed_at_each_change
 from tests.serving.made_up import implicit_files
@@ -311,3 +312,17 @@ def test_lookups_of_tables_that_do_not_fit_read_no_other_pages(
     flags = next(line for line in maps.splitlines() if line.startswith("VmFlags:"))
     assert ("rr" in flags.split()) == random
     assert len(scores(model, wide_data))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems may not have files with holes")
+def test_tables_of_many_times_the_memory_are_mapped(tmp_path: Path) -> None:
+    num_rows = 1 << 28
+    entries = {"rows": {"dtype": "F32", "shape": [num_rows, 1024], "data_offsets": [0, num_rows * 4096]}}
+    header = json.dumps(entries).encode()
+    header += b" " * (-(8 + len(header)) % 64)
+    with (tmp_path / "tables").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_rows * 4096)  # a TB, of which nothing is on disk
+        file.seek(-4096, os.SEEK_END)
+        file.write(torch.arange(1024.0).numpy().tobytes())
+    assert torch.equal(MappedTensors(tmp_path / "tables")["rows"][-1], torch.arange(1024.0))

@@ -119,7 +119,7 @@ class MappedTensors:
     def __init__(self, path: Path, *, mmap: bool = True, shared: bool = False):
         self.path = path
         try:
-            with safe_open(path, framework="pt"):  # validates the header: types, shapes and offsets
+            with safe_open(path, framework="np"):  # validates types, shapes and offsets; "pt" reserves memory
                 pass
             with path.open("r+b" if shared else "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
