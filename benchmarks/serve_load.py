@@ -36,6 +36,8 @@ class Outcome:
     """Seconds from arrival to answer, of answers with 200."""
     busy: float
     """Share of the time in which the generator had something to do; near 1 it is the limit, not the server."""
+    late: float = 0.0
+    """p99 of the seconds from arrival to sending, for requests that found a free connection."""
 
     @property
     def num_good(self) -> int:
@@ -112,8 +114,9 @@ def run_load(
         free.append(one)
     start = time.perf_counter()
     times = arrivals.tolist()
+    late: list[float] = []
     sent = done = 0
-    idle = 0.0
+    idle, had_free = 0.0, True
     while done < number:
         now = time.perf_counter() - start
         if now > seconds + (0 if closed else GRACE_SECONDS):
@@ -122,9 +125,12 @@ def run_load(
             one = free.popleft()
             if closed:
                 latency[sent] = now
+            elif had_free:
+                late.append(now - times[sent])
             if not one.send(sent, requests[sent % len(requests)]):
                 poll.modify(one.socket, select.EPOLLIN | select.EPOLLOUT)
             sent += 1
+        had_free = bool(free)
         before = time.perf_counter()
         events = poll.poll(0)
         if not events:
@@ -167,7 +173,9 @@ def run_load(
         one.socket.close()
     good = latency[:sent][~np.isnan(latency[:sent])]
     p50, p99 = np.percentile(good, [50, 99]) if len(good) else (float("inf"), float("inf"))
-    return Outcome(rate, passed, dict(statuses), float(p50), float(p99), busy)
+    return Outcome(
+        rate, passed, dict(statuses), float(p50), float(p99), busy, float(np.percentile(late, 99)) if late else 0.0
+    )
 
 
 class LoadProcess:

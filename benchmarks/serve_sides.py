@@ -27,9 +27,11 @@ from holdall.data.loader import Loader
 from holdall.data.schema import Schema
 from holdall.data.synthetic import preset, write_prepared
 from holdall.models import DLRMConfig
-from holdall.serving.bundle import Origin, Quality, write_bundle
+from holdall.serving.bundle import Origin, Quality, open_bundle, write_bundle
+from holdall.serving.delta import apply_deltas, open_delta
 from holdall.serving.forms import Forms
 from holdall.serving.scorer import Scorer, load
+from holdall.serving.write_delta import write_delta
 from holdall.training.config import TrainConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +75,11 @@ class Running:
             if line.startswith("RssAnon"):
                 return int(line.split()[1]) * 1024
         raise AssertionError
+
+    def metric(self, name: str) -> float:
+        """A number of `/metrics`."""
+        lines = self.ask(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").decode().splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))
 
     def ask(self, request: bytes) -> bytes:
         """Body of the answer to one request."""
@@ -145,6 +152,23 @@ def make_bundles(folder: Path, scale: float, budget: str) -> dict[str, Path]:
         origin = Origin(run=None, checkpoint=None, step=1)
         write_bundle(folder / name, form, config, schema, data, origin, quality)
         found[name] = folder / name
+    return found
+
+
+@torch.no_grad()
+def make_deltas(bundle: Path, out: Path, number: int, share: float = 0.01) -> list[Path]:
+    """Deltas of a bundle of dense tables, one on the other; each changes a share of the rows of every table."""
+    base, found = open_bundle(bundle), []
+    for step in range(number):
+        model = base.model(mmap=False)
+        generator = torch.Generator().manual_seed(step)
+        for table in dict.fromkeys(model.bags.table(name) for name in model.bags.features.values()):
+            changed = torch.randperm(table.num_rows, generator=generator)[: max(1, int(share * table.num_rows))]
+            table.weight[changed] += 1e-3
+        origin = Origin(run=None, checkpoint=None, step=2 + step)
+        found.append(out / f"delta-{step}")
+        write_delta(found[-1], model, DLRMConfig(), base, origin, lambda made: made.record.quality)
+        base = apply_deltas(base, [open_delta(found[-1])])
     return found
 
 
