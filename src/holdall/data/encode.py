@@ -25,6 +25,7 @@ from holdall.data.read_parquet import is_number, is_utf8
 from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NO_WEIGHT, NOT_WHOLE, shown
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.stored_layout import stored_layout
+from holdall.data.transforms import feature_texts, has_transform
 
 LABEL_CURE = "correct it, or leave the column out"
 Array = npt.NDArray[Any]
@@ -71,15 +72,19 @@ class Encoder:
         self.positive = stored[1].positive if stored else None
         """Rule that makes labels of the raw label column."""
         features = stored[1].features if stored else ()
-        self.integers = frozenset(feature.name for feature in features if feature.integer)
+        of_crosses = [part.name for feature in features for part in feature.cross if part.integer]
+        self.integers = frozenset([*of_crosses, *(feature.name for feature in features if feature.integer)])
         """Features whose values are whole numbers."""
         self.separators = {f.name: f.separator for f in features if f.separator is not None}
         """By bag or sequence, what separates its values in a text."""
         self.num_unseen = dict.fromkeys(self.maps, 0)
         """Lookups so far that became a feature's unseen row."""
 
-    def encode(self, table: Table) -> Batch:
-        """The rows of `table`. A missing value is null or ""; without the label column, labels are 0."""
+    def encode(self, table: Table, *, as_mapped: bool = False) -> Batch:
+        """The rows of `table`. A missing value is null or ""; without the label column, labels are 0.
+
+        With `as_mapped` features have the texts of their id maps, also those of transforms, in columns of their own.
+        """
         table = as_table(table)
         dense = np.empty((table.num_rows, self.schema.num_dense), dtype=np.float32)
         for index, column in enumerate(self.schema.dense):
@@ -93,13 +98,17 @@ class Encoder:
                 else:
                     bags.append(Ragged(zeros[:0], offsets_of(zeros)))
                 continue
-            values = find(table, feature.name)
-            if feature.one_hot:
-                singles.append(self._ids(feature, values, np.arange(table.num_rows)))
+            plain = as_mapped or not has_transform(feature)
+            if feature.one_hot and not plain:
+                singles.append(self._mapped_ids(feature, self._transformed(table, feature)))
+            elif feature.one_hot:
+                singles.append(self._ids(feature, find(table, feature.name), np.arange(table.num_rows)))
             else:
+                values = find(table, feature.name)
                 texts, lengths = pieces(split_texts(values, self.separators.get(feature.name)), feature)
                 rows = np.repeat(np.arange(table.num_rows), lengths)
-                bags.append(Ragged(self._ids(feature, texts, rows), offsets_of(lengths)))
+                ids = self._ids(feature, texts, rows) if plain else self._raw_ids(feature, texts, rows)
+                bags.append(Ragged(ids, offsets_of(lengths)))
         ids = np.stack(singles, axis=1) if singles else np.zeros((table.num_rows, 0), dtype=np.int32)
         weight = self.weights(table)
         weight = None if weight is None else weight.astype(np.float32)
@@ -107,8 +116,35 @@ class Encoder:
         return columns.batch([feature.one_hot for feature in self.schema.features])
 
     def ids(self, feature: str, values: pa.Array | pa.ChunkedArray) -> Array:
-        """[n] ids of values [n] of one feature, whatever number of them a row has."""
-        return self._ids(self.schema.feature(feature), values, np.arange(len(values)))
+        """[n] ids of values [n] of one feature, whatever number of them a row has; of a cross, those of its id map."""
+        found, rows = self.schema.feature(feature), np.arange(len(values))
+        if has_transform(found) and not found.cross:
+            return self._raw_ids(found, values, rows)
+        return self._ids(found, values, rows)
+
+    def _transformed(self, table: pa.Table, feature: Feature) -> pa.LargeStringArray:
+        """[R] texts of a feature with one value a row, as its id map has them."""
+        rows = np.arange(table.num_rows)
+
+        def texts(name: str) -> pa.LargeStringArray:
+            return self._texts(name, find(table, name), rows)
+
+        return feature_texts(feature, lambda name: numbers(find(table, name), DenseColumn(name=name)), texts)
+
+    def _mapped_ids(self, feature: Feature, texts: pa.LargeStringArray) -> Array:
+        """[n] ids of texts [n] that a transform made."""
+        ids = self.maps[feature.name].apply(texts)
+        self.num_unseen[feature.name] += int(np.count_nonzero(ids == feature.unseen))
+        return ids
+
+    def _raw_ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
+        """[n] ids of raw values [n], in these rows [n], of a feature with a transform that is no cross."""
+
+        def found(_: str) -> Array:
+            column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+            return numbers(column, DenseColumn(name=feature.name))
+
+        return self._mapped_ids(feature, feature_texts(feature, found, lambda name: self._texts(name, values, rows)))
 
     def _ids(self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array) -> Array:
         """[L] ids of values [L], which belong to these rows [L]."""
@@ -147,26 +183,37 @@ class Encoder:
         self, feature: Feature, values: pa.Array | pa.ChunkedArray, rows: Array, *, distinct: bool = False
     ) -> Array:
         id_map = self.maps[feature.name]
-        if is_whole_float(values.type) or (feature.name in self.integers and is_text(values.type)):
+        return id_map.apply(self._texts(feature.name, values, rows, id_map), distinct=distinct)
+
+    def _texts(
+        self,
+        name: str,
+        values: pa.Array | pa.ChunkedArray,
+        rows: Array,
+        id_map: Ids | None = None,
+    ) -> pa.LargeStringArray:
+        """Checked texts [n] of raw values [n] in these rows [n]."""
+        if is_whole_float(values.type) or (name in self.integers and is_text(values.type)):
             values, wrong = whole_texts(given := values)
             if len(wrong):
                 value, row = given[int(wrong[0])].as_py(), rows[wrong[0]]
-                raise DataError(f"feature '{feature.name}' is {shown(value)} in row {row}, {NOT_WHOLE}")
+                raise DataError(f"feature '{name}' is {shown(value)} in row {row}, {NOT_WHOLE}")
         try:
             texts = as_text(values)
         except (pa.ArrowException, DataError) as error:
-            raise DataError(f"feature '{feature.name}' needs text, not {values.type} ({error})") from error
+            raise DataError(f"feature '{name}' needs text, not {values.type} ({error})") from error
         if not is_utf8(texts):
             row = rows[_not_utf8(texts)]
-            raise DataError(f"feature '{feature.name}' is text that is not UTF-8 in row {row}: correct it")
+            raise DataError(f"feature '{name}' is text that is not UTF-8 in row {row}: correct it")
         lengths = np.asarray(pc.binary_length(texts))
-        limit = max(self.max_value_bytes, id_map.longest) if lengths.max(initial=0) > self.max_value_bytes else 0
-        if limit and len(long := np.flatnonzero(lengths > limit)):
-            raise DataError(
-                f"feature '{feature.name}' has a value of {lengths[long[0]]:,} bytes in row {rows[long[0]]}, but "
-                f"{limit:,} are the most: shorten it, or set max_value_bytes"
-            )
-        return id_map.apply(texts, distinct=distinct)
+        if lengths.max(initial=0) > self.max_value_bytes:
+            limit = max(self.max_value_bytes, id_map.longest if id_map is not None else 0)
+            if len(long := np.flatnonzero(lengths > limit)):
+                raise DataError(
+                    f"feature '{name}' has a value of {lengths[long[0]]:,} bytes in row {rows[long[0]]}, but "
+                    f"{limit:,} are the most: shorten it, or set max_value_bytes"
+                )
+        return texts
 
     def labels(self, table: pa.Table) -> Array:
         """[R] labels 0 and 1 of raw rows; 0 without the label column."""

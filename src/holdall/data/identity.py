@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from holdall.common.files import PARTIAL
 from holdall.common.output_folder import MARK
 from holdall.data.bad_rows import BAD_ROWS_FILE
 from holdall.data.id_map import IdMap, id_map_path
-from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.data.schema import SCHEMA_FILE, Feature, Schema
 
 
 def with_files(schema: Schema, folder: Path) -> Schema:
@@ -44,18 +44,30 @@ def ids_fingerprint(schema: Schema) -> str | None:
     if schema.ids is None:
         return None
     dense = [[c.name, c.transform, c.mean, c.std, c.missing] for c in schema.dense]
-    features = [[f.name, f.kind, f.num_rows, f.unseen, f.max_length, f.table or f.name] for f in schema.features]
+    features = [
+        [f.name, f.kind, f.num_rows, f.unseen, f.max_length, f.table or f.name, *transform_record(f)]
+        for f in schema.features
+    ]
     return json_digest({"dense": dense, "features": features, "ids": schema.ids})
 
 
 def data_fingerprint(schema: Schema) -> str:
     """SHA-256 of the features of a data set and of its files; `bad_rows.tsv`, which names raw files, does not count."""
     splits = {name: [file.sha256 for file in split.files] for name, split in sorted(schema.splits.items())}
-    features = [[f.name, f.kind, f.num_rows, f.unseen, f.table or f.name] for f in schema.features]
+    features = [
+        [f.name, f.kind, f.num_rows, f.unseen, f.table or f.name, *transform_record(f)] for f in schema.features
+    ]
     document: dict[str, Any] = {"features": features, "files": splits}
     if schema.files is not None:
         document["others"] = {name: file.sha256 for name, file in schema.files.items() if name != BAD_ROWS_FILE}
     return json_digest(document)
+
+
+def transform_record(feature: Feature) -> list[Any]:
+    """Transform of a feature's raw values; nothing without one, so that fingerprints of earlier versions stay."""
+    if feature.bucket is None and feature.hash is None and not feature.cross:
+        return []
+    return [feature.bucket, feature.hash, [asdict(part) for part in feature.cross]]
 
 
 def json_digest(document: dict[str, Any]) -> str:

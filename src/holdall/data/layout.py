@@ -19,6 +19,8 @@ RESERVED = (
     "probability",
 )  # columns of a split file that a bag or sequence must not be named after
 
+MAX_BUCKETS = 10_000
+"""Most buckets of a column."""
 MAX_VALUE_BYTES = 64 << 10
 """Default length of the longest categorical value: one beyond it is text or a broken file, not the name of a row."""
 
@@ -121,11 +123,23 @@ class RawDense:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RawPart:
+    """Raw column that is one side of a cross; see `RawFeature` for its fields."""
+
+    name: str
+    column: str
+    integer: bool = False
+    bucket: tuple[float, ...] | None = None
+    hash: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RawFeature:
     """A categorical feature of the raw data."""
 
     name: str
     column: str
+    """Empty for a cross, which has no column of its own."""
     kind: FeatureKind = "categorical"
     separator: str | None = None
     """Separator of the values of a bag or sequence in a text column; None where the column holds lists."""
@@ -135,10 +149,29 @@ class RawFeature:
     """Whether values are whole numbers also where a text writes them as floats: 12.0 is 12, and others are refused."""
     table: str | None = None
     """Name of a table shared with other features; a feature's own name names its table."""
+    bucket: tuple[float, ...] | None = None
+    """Bounds of the buckets that its numbers are put into (`data.transforms`)."""
+    buckets: int | None = None
+    """Number of buckets of about equal counts, whose bounds are found in the training rows."""
+    hash: int | None = None
+    """Number below which its texts are hashed."""
+    cross: tuple[RawPart, ...] = ()
+    """Columns whose values together are its value."""
 
     @property
     def table_name(self) -> str:
         return self.table or self.name
+
+
+def is_number_input(feature: RawFeature | RawPart) -> bool:
+    """Whether the raw values of a feature, or of a column of a cross, are numbers."""
+    return feature.bucket is not None or (isinstance(feature, RawFeature) and feature.buckets is not None)
+
+
+def transform_of(feature: RawFeature) -> Any:
+    """What makes the texts of its id map of the raw values; a feature of quantiles or a cross is like no other."""
+    own = feature.name if feature.cross or feature.buckets is not None else None
+    return own, feature.bucket, feature.hash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +212,47 @@ class Layout:
                 bounds = "1 or more, and below 2^31"
                 raise ConfigError(f"max_length of '{feature.name}' is {feature.max_length}, but must be {bounds}")
 
+        self._check_transforms()
+
+    def _check_transforms(self) -> None:
+        for feature in self.features:
+            for bounds in (feature.bucket, *(part.bucket for part in feature.cross)):
+                if bounds is not None and (not bounds or list(bounds) != sorted(set(bounds))):
+                    raise ConfigError(f"bucket of '{feature.name}' is {list(bounds)}, but must be ascending numbers")
+            for size in (feature.hash, *(part.hash for part in feature.cross)):
+                if size is not None and not 1 <= size < 2**31:
+                    raise ConfigError(f"hash of '{feature.name}' is {size}, but must be 1 or more, and below 2^31")
+            if feature.buckets is not None and not 2 <= feature.buckets <= MAX_BUCKETS:
+                raise ConfigError(f"buckets of '{feature.name}' is {feature.buckets}, but must be 2 to {MAX_BUCKETS:,}")
+            if sum((feature.bucket is not None, feature.buckets is not None, bool(feature.cross))) > 1:
+                raise ConfigError(f"feature '{feature.name}' has two of bucket, buckets and cross: choose one of them")
+            if feature.kind != "categorical" and (feature.cross or is_number_input(feature)):
+                raise ConfigError(f"{feature.kind} '{feature.name}' has several values a row: of those only hash works")
+        for table in self.tables:
+            rules = {transform_of(f) for f in self.features if f.table_name == table}
+            if len(rules) > 1:
+                raise ConfigError(
+                    f"the features that share table '{table}' have different transforms, so their ids would mean "
+                    f"different things: give them the same, or tables of their own"
+                )
+
+    @property
+    def parts(self) -> tuple[RawPart, ...]:
+        """Columns of crosses that are no features themselves, once each."""
+        known = {feature.name for feature in self.features if not feature.cross}
+        found = {part.name: part for feature in self.features for part in feature.cross if part.name not in known}
+        return tuple(found.values())
+
+    @property
+    def has_transforms(self) -> bool:
+        return any(f.cross or f.hash is not None or is_number_input(f) for f in self.features)
+
     @property
     def used_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, once each, label first."""
         first = [column for column in (self.label, self.weight, self.time) if column is not None]
-        used = [*first, *(dense.column for dense in self.dense), *(feature.column for feature in self.features)]
+        used = [*first, *(dense.column for dense in self.dense), *(f.column for f in self.features if not f.cross)]
+        used += [part.column for part in self.parts]
         return tuple(dict.fromkeys([*used, *self.keep]))
 
     def for_columns(self, names: Sequence[str]) -> Layout:

@@ -7,13 +7,17 @@ Memory grows with the distinct values (see docs/formats.md), not with the rows.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from holdall.data.id_map import IdMap, id_dtype
 from holdall.data.rows import import_polars
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +51,18 @@ class Numbering:
     def count(self, numbers: Array) -> None:
         """Add one occurrence in the training split of each of these provisional ids, which have been seen."""
         np.add.at(self._counts, numbers, 1)
+
+    def order_groups(self, rare_below: int, group: Callable[[pl.Series, Array], pl.Series]) -> tuple[IdMap, Array]:
+        """`order` of other texts: `group` gives one for each value, from all values and their counts."""
+        pl = import_polars()
+        values = pl.Series(np.arange(self.num_values, dtype=np.uint32)).cat.to(self.dtype).cast(pl.String)
+        counts, grouped = self._counts[: self.num_values], Numbering()
+        texts = group(values, counts).alias("text").to_frame()
+        numbers = texts.select(grouped.expression("text", one_hot=True)).to_series().to_numpy()
+        grouped.see(numbers)
+        np.add.at(grouped._counts, numbers, counts)
+        id_map, remap = grouped.order(rare_below)
+        return id_map, remap[numbers]
 
     def order(self, rare_below: int) -> tuple[IdMap, Array]:
         """The map in popularity order, and `remap[provisional id] -> id`. Frees the numbering."""

@@ -26,8 +26,9 @@ from holdall.data.id_map import id_map_path
 from holdall.data.layout import Layout
 from holdall.data.numbering import Numbering
 from holdall.data.raw_data import Read
+from holdall.data.raw_transforms import Quantiles, with_texts
 from holdall.data.rows import FLOAT32_MAX, Rows, import_polars
-from holdall.data.schema import DataFile, DenseColumn, Feature, Split, WeightColumn
+from holdall.data.schema import CrossPart, DataFile, DenseColumn, Feature, Split, WeightColumn
 from holdall.data.splits import SPLITS, TEST, TRAIN, draw_splits
 
 MAX_WEIGHT = 1e6
@@ -116,7 +117,8 @@ class FirstPass:
             self.tables[feature.table_name].expression(f"feature{index}", feature.kind == "categorical")
             for index, feature in enumerate(self.layout.features)
         ]
-        return rows.frame.select(columns).to_arrow()
+        frame = with_texts(rows.frame, self.layout) if self.layout.has_transforms else rows.frame
+        return frame.select(columns).to_arrow()
 
 
 def flat(column: pa.ChunkedArray) -> Array:
@@ -148,18 +150,27 @@ class SecondPass:
         made: dict[str, Feature] = {}
         tables = self.first.layout.tables
         for done, table in enumerate(tables, start=1):
-            id_map, self._remaps[table] = self.first.tables.pop(table).order(self.rare_below)
-            for raw in self.first.layout.features:
-                if raw.table_name == table:
-                    id_map.save(id_map_path(self.folder, raw.name))
-                    made[raw.name] = Feature(
-                        name=raw.name,
-                        num_rows=id_map.num_rows,
-                        unseen=id_map.unseen,
-                        kind=raw.kind,
-                        max_length=raw.max_length,
-                        table=raw.table,
-                    )
+            members = [raw for raw in self.first.layout.features if raw.table_name == table]
+            numbering, bounds = self.first.tables.pop(table), members[0].bucket
+            if members[0].buckets is None:
+                id_map, self._remaps[table] = numbering.order(self.rare_below)
+            else:
+                quantiles = Quantiles(members[0].buckets)
+                id_map, self._remaps[table] = numbering.order_groups(self.rare_below, quantiles.group)
+                bounds = quantiles.bounds
+            for raw in members:
+                id_map.save(id_map_path(self.folder, raw.name))
+                made[raw.name] = Feature(
+                    name=raw.name,
+                    num_rows=id_map.num_rows,
+                    unseen=id_map.unseen,
+                    kind=raw.kind,
+                    max_length=raw.max_length,
+                    table=raw.table,
+                    bucket=bounds,
+                    hash=raw.hash,
+                    cross=tuple(CrossPart(name=p.name, bucket=p.bucket, hash=p.hash) for p in raw.cross),
+                )
             progress("order", done, len(tables))
         self.features = tuple(made[raw.name] for raw in self.first.layout.features)
 

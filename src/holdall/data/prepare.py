@@ -22,7 +22,7 @@ from holdall.data.formats.frame import Entries, is_frame, open_frame
 from holdall.data.formats.registry import FORMATS
 from holdall.data.id_map import reserve_id_maps
 from holdall.data.identity import with_files
-from holdall.data.layout import Layout
+from holdall.data.layout import Layout, RawFeature
 from holdall.data.passes import FirstPass, Progress, SecondPass, SplitRule
 from holdall.data.prepare_config import PrepareConfig as PrepareConfig
 from holdall.data.raw_data import RawData
@@ -92,7 +92,8 @@ def refuse_label_as_input(layout: Layout) -> None:
         raise ConfigError(f"column '{layout.label}' is the label and also the weight: name another weight, or none")
     for kind, columns in (("dense column", layout.dense), ("feature", layout.features)):
         for column in columns:
-            if column.column == layout.label:
+            parts = column.cross if isinstance(column, RawFeature) else ()
+            if layout.label in (column.column, *(part.column for part in parts)):
                 raise ConfigError(
                     f"column '{layout.label}' is the label and also {kind} '{column.name}': a model would read its "
                     f"answer there; remove it from the {kind}s of the schema, or name another label"
@@ -163,7 +164,8 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
         "bad_rows": bad_rows,
         "counts": dict(raw.counts),
         "options": options,
-        "columns": {d.name: d.column for d in layout.dense} | {f.name: f.column for f in layout.features},
+        "columns": {d.name: d.column for d in layout.dense}
+        | {f.name: f.column or [part.column for part in f.cross] for f in layout.features},
         "positive": layout.positive and str(layout.positive),
     }
 

@@ -58,7 +58,8 @@ def no_rows(layout: Layout, refused: list[Refused], position: int = 0) -> Rows:
     pl = import_polars()
     columns = {"label": pl.UInt8} | {f"dense{index}": pl.Float64 for index in range(len(layout.dense))}
     for index, feature in enumerate(layout.features):
-        columns[f"feature{index}"] = pl.String if feature.kind == "categorical" else pl.List(pl.String)
+        if not feature.cross:
+            columns[f"feature{index}"] = pl.String if feature.kind == "categorical" else pl.List(pl.String)
     return Rows(pl.DataFrame(schema=columns), np.zeros(0, dtype=np.int64), refused, 0, position)
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError
 from holdall.data.id_map import is_nameable, is_whole_float
-from holdall.data.layout import Layout
-from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars
+from holdall.data.layout import Layout, RawPart, is_number_input
+from holdall.data.rows import Refused, Rows, check_columns, check_values, import_polars, inputs_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -113,17 +113,22 @@ def check_types(schema: pa.Schema, layout: Layout, path: Path) -> None:
         if not is_nameable(kind):
             raise refuse(schema, layout.label, path, f"the rule {layout.positive} needs text, integers or booleans")
     weight = () if layout.weight is None else (layout.weight,)
-    for column in (*label, *weight, *(dense.column for dense in layout.dense)):
+    inputs = inputs_of(layout).values()
+    numbers = [feature.column for feature in inputs if is_number_input(feature)]
+    for column in (*label, *weight, *numbers, *(dense.column for dense in layout.dense)):
         if not is_number(schema.field(column).type):
             raise refuse(schema, column, path, "numbers are needed here")
     if layout.time is not None and not is_time(schema.field(layout.time).type):
         raise refuse(schema, layout.time, path, "times are numbers, dates, timestamps, or their texts")
-    for feature in layout.features:
+    for feature in inputs:
+        if is_number_input(feature):
+            continue
         kind = schema.field(feature.column).type
         listed = is_listed(kind)
-        if feature.kind == "categorical" and listed:
-            raise refuse(schema, feature.column, path, f"name '{feature.name}' as a bag or sequence")
-        if feature.kind != "categorical" and not listed and feature.separator is None:
+        if isinstance(feature, RawPart) or feature.kind == "categorical":
+            if listed:
+                raise refuse(schema, feature.column, path, f"name '{feature.name}' as a bag or sequence")
+        elif not listed and feature.separator is None:
             raise refuse(schema, feature.column, path, f"{feature.kind} '{feature.name}' needs lists, or a separator")
         if not is_nameable(kind.value_type if listed else kind) and not is_whole_float(kind):
             raise refuse(schema, feature.column, path, "values must be text, integers or booleans; store them as text")

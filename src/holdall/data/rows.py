@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import DataError, MissingDependencyError, did_you_mean
-from holdall.data.layout import Layout, RawFeature
+from holdall.data.layout import Layout, RawFeature, RawPart, is_number_input
 
 if TYPE_CHECKING:
     import polars as pl
@@ -62,8 +62,9 @@ class Rows:
 
     frame: pl.DataFrame
     """`label` (UInt8, null where an optional one is missing), `dense0`.. (Float64, null where missing), `feature0`..
-    (String or lists of it, no nulls), `keep0`.. (of any type); `weight` (Float64), `time` (Float64) and `is_date`
-    (Boolean, whether that time is a date) where the layout has them."""
+    (String or lists of it, no nulls; Float64, null where missing, of buckets; none of a cross), `part0`.. (further
+    columns of crosses), `keep0`.. (of any type); `weight` (Float64), `time` (Float64) and `is_date` (Boolean, whether
+    that time is a date) where the layout has them."""
     numbers: npt.NDArray[np.int64]
     """[R] number of each row in its file, from 0, with refused rows counted: what the split is drawn from."""
     refused: list[Refused]
@@ -111,14 +112,16 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
         outputs.append(time_of(raw.schema[layout.time], layout.time).alias("time"))
         whole["time"] = outputs[-1].is_not_null()
         outputs.append(is_date(raw.schema[layout.time], layout.time).alias("is_date"))
-    for index, feature in enumerate(layout.features):
+    inputs = inputs_of(layout)
+    for name, feature in inputs.items():
         values, fine = values_of(raw.schema[feature.column], feature)
-        outputs.append(values.alias(f"feature{index}"))
+        outputs.append(values.alias(name))
         if fine is not None:
-            whole[f"whole{index}"] = fine
+            whole[f"whole {name}"] = fine
     outputs += [pl.col(column).alias(f"keep{index}") for index, column in enumerate(layout.keep)]
     frame = raw.select(outputs)
-    lengths = frame.select(length_of(feature, f"feature{i}") for i, feature in enumerate(layout.features))
+    texts = {name: feature for name, feature in inputs.items() if not is_number_input(feature)}
+    lengths = frame.select(length_of(feature, name) for name, feature in texts.items())
     plainly = [checks[0].all().alias("label"), *(fine.all().alias(name) for name, fine in whole.items())]
     if all(raw.select(plainly).row(0)) and clearly_fine(raw, frame, lengths, layout):
         return frame, {}
@@ -126,6 +129,12 @@ def check_values(raw: pl.DataFrame, layout: Layout) -> tuple[pl.DataFrame, dict[
     flags = flags.hstack(raw.select(fine.alias(name) for name, fine in whole.items()))
     good = flags.select(pl.all_horizontal(pl.all())).to_series()
     return frame.filter(good), explain(raw, flags, lengths, (~good).arg_true().to_list(), layout)
+
+
+def inputs_of(layout: Layout) -> dict[str, RawFeature | RawPart]:
+    """Columns of values by their names in a checked frame: those of features, then further ones of crosses."""
+    features = {f"feature{index}": f for index, f in enumerate(layout.features) if not f.cross}
+    return {**features, **{f"part{index}": part for index, part in enumerate(layout.parts)}}
 
 
 def clearly_fine(raw: pl.DataFrame, frame: pl.DataFrame, lengths: pl.DataFrame, layout: Layout) -> bool:
@@ -141,10 +150,10 @@ def clearly_fine(raw: pl.DataFrame, frame: pl.DataFrame, lengths: pl.DataFrame, 
     return all(frame.select((pl.col(name).abs() <= FLOAT32_MAX).all() for name in names).row(0) if names else [])
 
 
-def length_of(feature: RawFeature, name: str) -> Any:
+def length_of(feature: RawFeature | RawPart, name: str) -> Any:
     """Expression for the bytes of a feature's value, of the longest one in a list; null for an empty list."""
     pl = import_polars()
-    if feature.kind == "categorical":
+    if isinstance(feature, RawPart) or feature.kind == "categorical":
         return pl.col(name).str.len_bytes()
     return pl.col(name).list.eval(pl.element().str.len_bytes()).list.max()
 
@@ -222,12 +231,14 @@ def read_date(text: Any, form: str) -> Any:
     return text.str.strptime(kind, form, strict=False).to_physical().cast(pl.Float64)
 
 
-def values_of(dtype: Any, feature: RawFeature) -> tuple[Any, Any]:
-    """Expressions for a feature: text without nulls, or lists of text without nulls or empty pieces; and whether each
-    row is fine, None where every row is."""
+def values_of(dtype: Any, feature: RawFeature | RawPart) -> tuple[Any, Any]:
+    """Expressions for a feature: text without nulls, or lists of text without nulls or empty pieces, or the numbers of
+    buckets; and whether each row is fine, None where every row is."""
     pl = import_polars()
     raw = pl.col(feature.column)
-    if feature.kind == "categorical":
+    if is_number_input(feature):
+        return number_of(dtype, feature.column)
+    if isinstance(feature, RawPart) or feature.kind == "categorical":
         texts, fine = text_of(raw, dtype, feature.integer)
         return texts.fill_null(""), fine
     if dtype == pl.String:
@@ -263,11 +274,12 @@ def explain(
     raw: pl.DataFrame, fine: pl.DataFrame, lengths: pl.DataFrame, rows: list[int], layout: Layout
 ) -> dict[int, str]:
     """Reason why each of these rows is refused: its first invalid value."""
-    names = fine.columns
-    columns = [layout.label or "", *(dense.column for dense in layout.dense), *(f.column for f in layout.features)]
-    further = names[len(columns) :]
-    single = {"weight": layout.weight or "", "time": layout.time or ""}
-    columns += [single[name] if name in single else layout.features[int(name[5:])].column for name in further]
+    names, inputs = fine.columns, inputs_of(layout)
+    single = {"label": layout.label or "", "weight": layout.weight or "", "time": layout.time or ""}
+    of_dense = {f"dense{index}": dense.column for index, dense in enumerate(layout.dense)}
+    of_inputs = {name: feature.column for name, feature in inputs.items()}
+    known = {**single, **of_dense, **of_inputs, **{f"whole {name}": column for name, column in of_inputs.items()}}
+    columns = [known[name] for name in names]
     wrong = fine[rows].to_numpy().argmin(axis=1).tolist()
     values = {place: raw[columns[place]] for place in set(wrong)}
     reasons = {}
@@ -279,7 +291,7 @@ def explain(
         if name == "time":
             reasons[row] = f"the time (column '{column}') is {shown(values[place][row])}, {NO_TIME}"
             continue
-        if name.startswith("whole"):
+        if name.startswith("whole") and not is_number_input(inputs[name.removeprefix("whole ")]):
             reasons[row] = f"column '{column}' holds {shown(values[place][row])}, {NOT_WHOLE}"
             continue
         if name in lengths.columns:

@@ -28,6 +28,15 @@ FeatureKind = Literal["categorical", "bag", "sequence"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class CrossPart:
+    """Raw column that is one side of a cross, and what is done to its values (see `Feature`)."""
+
+    name: str
+    bucket: tuple[float, ...] | None = None
+    hash: PositiveInt | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Feature:
     """One categorical feature: a single id per sample, a bag of ids, or an ordered sequence of ids."""
 
@@ -43,6 +52,12 @@ class Feature:
     """Name of the table it looks up when it shares one with another feature; its own name otherwise."""
     ordered_from: Count | None = None
     """First id that `holdall order` renumbered; None when all ids are in popularity order."""
+    bucket: tuple[float, ...] | None = None
+    """Bounds of the buckets that raw numbers are put into (`data.transforms`)."""
+    hash: PositiveInt | None = None
+    """Number below which raw values, or the texts of a cross, are hashed."""
+    cross: tuple[CrossPart, ...] = ()
+    """Raw columns whose values together are the value of the feature, which has no column of its own."""
 
     @property
     def one_hot(self) -> bool:

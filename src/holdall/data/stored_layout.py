@@ -11,7 +11,7 @@ from typing import Any
 
 from holdall.common.decode import decode
 from holdall.common.errors import DataError
-from holdall.data.layout import Layout, RawDense, RawFeature, TextFormat
+from holdall.data.layout import Layout, RawDense, RawFeature, RawPart, TextFormat
 from holdall.data.raw_data import RawData
 from holdall.data.schema import CURE, SCHEMA_FILE, Schema
 
@@ -43,7 +43,16 @@ def plain_layout(schema: Schema) -> Layout:
         label=schema.label,
         dense=tuple(RawDense(name=column.name, column=column.name) for column in schema.dense),
         features=tuple(
-            RawFeature(name=f.name, column=f.name, kind=f.kind, max_length=f.max_length, table=f.table)
+            RawFeature(
+                name=f.name,
+                column="" if f.cross else f.name,
+                kind=f.kind,
+                max_length=f.max_length,
+                table=f.table,
+                bucket=f.bucket,
+                hash=f.hash,
+                cross=tuple(RawPart(name=p.name, column=p.name, bucket=p.bucket, hash=p.hash) for p in f.cross),
+            )
             for f in schema.features
         ),
         text=TextFormat(header=True, quote='"'),

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from holdall.common.errors import DataError
+from holdall.common.errors import ConfigError, DataError
 from holdall.data.blocks import COMPRESSIONS
 from holdall.data.columns import Ragged, offsets_of
 from holdall.data.passes import SplitRule
 from holdall.data.raw_data import RawData
+from holdall.data.raw_transforms import with_texts
 from holdall.data.read_parquet import SUFFIXES
 from holdall.data.rows import Rows, import_polars
 from holdall.data.splits import TRAIN, hash_numbers
@@ -65,6 +66,12 @@ class RawStream:
     """Whether each line of the files is a row by itself, so that a sample need not read all of them."""
 
     def __post_init__(self) -> None:
+        quantiles = [feature.name for feature in self.raw.layout.features if feature.buckets is not None]
+        if quantiles:
+            raise ConfigError(
+                f"the buckets of '{quantiles[0]}' are found by prepare: profile the prepared folder, or give bounds as "
+                f"bucket = [...] in the schema"
+            )
         self.counting = StreamCount(self.raw.layout.features, self.counters, self.sample is not None, self.seed)
         self.rows_read = 0
         self.units = 0
@@ -90,10 +97,17 @@ class RawStream:
                     units = self._units(file, rows.numbers, first_row, first_unit)
                     chosen = (splits == TRAIN) & (units >= 0)
                     self.rows_read += int((splits == TRAIN).sum())
-                    self._take(rows.frame.filter(chosen), windows[chosen], units[chosen])
+                    self._take(self._frame(rows).filter(chosen), windows[chosen], units[chosen])
                     progress("read", done + position, total)
             done += file.path.stat().st_size
         self.counting.end_window()
+
+    def _frame(self, rows: Rows) -> Any:
+        """Columns of the features of rows, in their order, with the texts of id maps."""
+        layout = self.raw.layout
+        if not layout.has_transforms:
+            return rows.frame
+        return with_texts(rows.frame, layout).select(f"feature{index}" for index in range(len(layout.features)))
 
     def _units(self, file: RawFile, numbers: Array, first_row: int, first_unit: int) -> Array:
         """[R] which stretch or slice a row belongs to, counted over all files; -1 when it is not sampled."""

@@ -22,10 +22,11 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch, Ids
 from holdall.data.columns import offsets_of
 from holdall.data.dense import transform
-from holdall.data.id_index import hash_texts
+from holdall.data.id_index import hash_one, hash_texts
 from holdall.data.id_map import id_dtype
 from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Feature
+from holdall.data.transforms import has_transform, value_text
 from holdall.serving.hot_table import PADDING, HotTable, words_of
 from holdall.serving.id_lookup import IdLookup
 from holdall.serving.raw_rows import RowFormat, ValueRefusedError, text_of
@@ -64,6 +65,8 @@ class ValueEncoder:
         self._hot_table = hot_table or HotTable(lookups.values())
         self._unseen = np.array([-1 if lookup is None else lookup.unseen for lookup in self._lookups])
         self._separators = form.separators
+        self._transformed = frozenset(feature.name for feature in self._features if has_transform(feature))
+        self._integers = form.integers
         self._is_integer = [feature.name in form.integers for feature in self._features]
         self._max_bytes = form.max_value_bytes
         self._one_hot = form.schema.one_hot
@@ -113,7 +116,9 @@ class ValueEncoder:
     def _singles(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
         """Ids [F, R], and the number of unseen ones by feature."""
         pairs = zip(self._features, self._lookups, strict=True)
-        values = [[0] * num_rows if lookup is None else columns[feature.name] for feature, lookup in pairs]
+        values = [
+            [0] * num_rows if lookup is None else self._values(columns, feature, num_rows) for feature, lookup in pairs
+        ]
         ids = self._ids(values).reshape(len(values), num_rows)
         is_unseen = ids == self._unseen[:, None]
         unseen: dict[str, int] = {}
@@ -129,11 +134,14 @@ class ValueEncoder:
         for feature, lookup in zip(self._features, self._lookups, strict=True):
             if feature.one_hot:
                 lengths += [1] * num_rows
-                values.append([0] * num_rows if lookup is None else columns[feature.name])
+                values.append([0] * num_rows if lookup is None else self._values(columns, feature, num_rows))
                 continue
             bags = [] if lookup is None else [self._pieces(value, feature) for value in columns[feature.name]]
             lengths += map(len, bags) if bags else [0] * num_rows
-            values.append(list(chain.from_iterable(bags)))
+            pieces = list(chain.from_iterable(bags))
+            if feature.hash is not None:
+                pieces = [str(hash_one(text) % feature.hash) for text in map(self._text, pieces)]
+            values.append(pieces)
         ids = self._ids(values)
         own = np.split(ids, np.cumsum([len(part) for part in values[:-1]]))
         unseen = {
@@ -177,6 +185,22 @@ class ValueEncoder:
         starts = np.cumsum(sizes) - sizes
         words = words_of(np.frombuffer(data + PADDING.tobytes(), dtype=np.uint8), starts, sizes)
         return self._hot_table.find(words, lookups, counts)
+
+    def _values(self, columns: Columns, feature: Feature, num_rows: int) -> Sequence[Any]:
+        """Values of a feature with one value a row, as its id map has them."""
+        if feature.name not in self._transformed:
+            return columns[feature.name]
+        return [
+            value_text(feature, lambda name, row=row: columns[name][row], self._text)  # type: ignore[misc]
+            for row in range(num_rows)
+        ]
+
+    def _text(self, value: Any) -> str:
+        """Text of a value that a transform reads, if it is plainly right."""
+        text = text_of(value)
+        if len(text) > self._max_bytes // 4 or (text and self._integers and not _WHOLE.fullmatch(text)):
+            raise DataError("a value may be too long, or written as a float")
+        return text
 
     def _pieces(self, value: Any, feature: Feature) -> list[Any]:
         """Values of a bag or sequence, without missing ones and at most `max_length`."""

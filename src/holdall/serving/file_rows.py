@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError
 from holdall.data.batch import Batch
-from holdall.data.layout import Layout
+from holdall.data.layout import Layout, RawPart, is_number_input
 from holdall.data.raw_data import RawData
 from holdall.data.read_parquet import SUFFIXES, check_types, checked, is_utf8
-from holdall.data.rows import Refused, Rows, check_columns
+from holdall.data.rows import Refused, Rows, check_columns, inputs_of
 from holdall.data.schema import Schema
 from holdall.serving.scorer import Scorer
 
@@ -94,7 +94,7 @@ def encoded(scorer: Scorer, layout: Layout, path: Path, rows: Rows, first_row: i
 def named_columns(table: pa.Table, layout: Layout) -> pa.Table:
     """Dense columns and features of rows that a reader checked, by the names of the schema."""
     columns = {dense.name: table[f"dense{index}"] for index, dense in enumerate(layout.dense)}
-    columns |= {feature.name: table[f"feature{index}"] for index, feature in enumerate(layout.features)}
+    columns |= {feature.name: table[name] for name, feature in inputs_of(layout).items()}
     return pa.table(columns)
 
 
@@ -111,7 +111,8 @@ def encoded_parquet(scorer: Scorer, layout: Layout, path: Path) -> Iterator[Enco
         check_types(schema, layout, path)
         if not num_rows:
             raise DataError(f"{path} holds no rows: leave it out")
-        texts = [f.column for f in layout.features if is_plain_text(schema.field(f.column).type)]
+        inputs = inputs_of(layout).values()
+        texts = [f.column for f in inputs if is_plain_text(schema.field(f.column).type) and not is_number_input(f)]
         takes = layout.positive is None or not layout.positive.compares_text
         takes &= all(is_plain_number(schema.field(column).type) for column in number_columns(layout))
         first_row = 0
@@ -138,9 +139,10 @@ def encoded_batch(
     if label is None:
         return None
     columns = {dense.name: batch[dense.column] for dense in layout.dense}
-    for feature in layout.features:
+    for feature in inputs_of(layout).values():
         values = batch[feature.column]
-        if feature.kind == "categorical" and not pa.types.is_dictionary(values.type):
+        single = isinstance(feature, RawPart) or feature.kind == "categorical"
+        if single and not is_number_input(feature) and not pa.types.is_dictionary(values.type):
             values = values.dictionary_encode()
         columns[feature.name] = values
     try:
@@ -169,7 +171,8 @@ def label_of(batch: pa.RecordBatch, layout: Layout) -> pa.Array | None:
 def number_columns(layout: Layout) -> list[str]:
     """Raw columns that must hold numbers."""
     label = [] if layout.label is None else [layout.label]
-    return [*label, *(dense.column for dense in layout.dense)]
+    buckets = [feature.column for feature in inputs_of(layout).values() if is_number_input(feature)]
+    return [*label, *(dense.column for dense in layout.dense), *buckets]
 
 
 def is_plain_number(kind: pa.DataType) -> bool:

@@ -25,9 +25,10 @@ from holdall.common.errors import DataError, did_you_mean
 from holdall.data.encode import is_text, split_texts
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import SUFFIXES
-from holdall.data.rows import FLOAT32_MAX, NOT_WHOLE, WHOLE_FLOATS, shown
+from holdall.data.rows import FLOAT32_MAX, NOT_WHOLE, WHOLE_FLOATS, inputs_of, shown
 from holdall.data.schema import Feature, Schema
 from holdall.data.stored_layout import stored_layout
+from holdall.data.transforms import input_features
 
 ROWS_PER_BLOCK = 1 << 16
 """Rows of a file that are in memory at a time."""
@@ -51,6 +52,8 @@ class RowFormat:
     """Features whose values are whole numbers, also where a text writes them as floats."""
     max_value_bytes: int = MAX_VALUE_BYTES
     """Bytes of the longest value of a feature."""
+    given: frozenset[str] | None = None
+    """Columns that rows have; None: all of them."""
 
     @classmethod
     def of(cls, schema: Schema, reads: Collection[str]) -> RowFormat:
@@ -61,14 +64,16 @@ class RowFormat:
         _, layout = stored
         separators = {feature.name: feature.separator for feature in layout.features if feature.separator is not None}
         columns = {dense.name: dense.column for dense in layout.dense}
-        columns |= {feature.name: feature.column for feature in layout.features}
-        integers = frozenset(feature.name for feature in layout.features if feature.integer)
+        inputs = inputs_of(layout).values()
+        columns |= {feature.name: feature.column for feature in inputs}
+        integers = frozenset(feature.name for feature in inputs if feature.integer)
         return cls(schema, frozenset(reads), separators, columns, integers, layout.max_value_bytes)
 
     @property
     def features(self) -> list[Feature]:
-        """Features that rows must have."""
-        return [feature for feature in self.schema.features if feature.name in self.reads]
+        """Columns of values that rows must have, those of a cross in its place."""
+        found = input_features(feature for feature in self.schema.features if feature.name in self.reads)
+        return [feature for feature in found if self.given is None or feature.name in self.given]
 
     @property
     def names(self) -> list[str]:
@@ -100,7 +105,7 @@ class RowFormat:
     def only(self, names: Collection[str]) -> RowFormat:
         """Format of rows with these columns alone."""
         schema = replace(self.schema, dense=tuple(column for column in self.schema.dense if column.name in names))
-        return replace(self, schema=schema, reads=self.reads & set(names))
+        return replace(self, schema=schema, given=frozenset(names))
 
     def blocks(self, path: str | Path) -> Iterator[pa.Table]:
         """The rows of a file, a block at a time; at least one block, which may be empty.
@@ -128,9 +133,10 @@ class RowFormat:
     def _of_text(self, path: Path) -> Iterator[pa.Table]:
         from holdall.data.formats.open_to_score import open_to_score  # needs polars
 
-        raw = open_to_score([path], path, replace(self.schema, features=tuple(self.features)))
+        read = tuple(feature for feature in self.schema.features if feature.name in self.reads)
+        raw = open_to_score([path], path, replace(self.schema, features=read))
         names = {f"dense{i}": column.name for i, column in enumerate(raw.layout.dense)}
-        names |= {f"feature{i}": feature.name for i, feature in enumerate(raw.layout.features)}
+        names |= {name: feature.name for name, feature in inputs_of(raw.layout).items()}
         for file in raw.files:
             for rows in raw.read(file):
                 if rows.refused:
@@ -139,9 +145,14 @@ class RowFormat:
                 yield rows.frame.select(list(names)).to_arrow().rename_columns(names)
 
     def _select(self, table: pa.Table) -> pa.Table:
-        for name in self.names:
-            _check_name(name, table.column_names, "the rows have")
-        return self._split_texts(table.select(self.names))
+        columns = {name: self._key(name, table.column_names) for name in self.names}
+        for column in columns.values():
+            _check_name(column, table.column_names, "the rows have")
+        return self._split_texts(pa.table({name: table[column] for name, column in columns.items()}))
+
+    def _key(self, name: str, found: Collection[str]) -> str:
+        """Name of a column in rows that have these: its own, or that of the raw files."""
+        return self.columns[name] if name not in found and self.columns.get(name) in found else name
 
     def _split_texts(self, table: pa.Table) -> pa.Table:
         """The table with lists in the place of texts with separators."""
@@ -156,15 +167,19 @@ class RowFormat:
         for number, row in enumerate(rows):
             if not isinstance(row, Mapping):
                 raise DataError(f"row {number} is a {type(row).__name__} instead of a dict: give {FORMS}")
-        return pa.table(
-            {name: _converted((row.get(name, _ABSENT) for row in rows), *self._reader(name)) for name in self.names}
-        )
+        made = {}
+        for name in self.names:
+            raw = self.columns.get(name, name)
+            values = (row[name] if name in row else row.get(raw, _ABSENT) for row in rows)
+            made[name] = _converted(values, *self._reader(name))
+        return pa.table(made)
 
     def _from_columns(self, columns: Mapping[str, Any]) -> pa.Table:
         made: dict[str, pa.Array | pa.ChunkedArray] = {}
         for name in self.names:
-            _check_name(name, list(columns), "the rows have")
-            values = columns[name]
+            key = self._key(name, columns)
+            _check_name(key, list(columns), "the rows have")
+            values = columns[key]
             if isinstance(values, list | tuple):
                 made[name] = _converted(values, *self._reader(name))
             elif isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
@@ -184,7 +199,9 @@ class RowFormat:
         """What a column is called in errors, the function that reads one value of it, and the type of the column."""
         if any(name == column.name for column in self.schema.dense):
             return f"dense column '{name}'", number_of, pa.float64()
-        feature = self.schema.feature(name)
+        feature = next(feature for feature in self.features if feature.name == name)
+        if feature.bucket is not None:
+            return f"feature '{name}'", number_of, pa.float64()
         if feature.one_hot:
             return f"feature '{name}'", one_text_of, pa.large_string()
         separator = self.separators.get(name)

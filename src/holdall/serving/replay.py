@@ -24,7 +24,7 @@ from holdall.common.errors import DataError, HoldallError
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS
-from holdall.data.formats.table import read_table
+from holdall.data.formats.table import read_table, table_data
 from holdall.data.id_map import IdMap, load_id_maps
 from holdall.data.passes import SplitRule
 from holdall.data.prepare import PrepareConfig
@@ -84,7 +84,7 @@ class RawSource:
         options = {**schema.source["options"], "schema": None, "format": "criteo" if tables else name}
         config = decode(options, PrepareConfig, SCHEMA_FILE, inside="source.options", error=DataError)
         if tables and stored is not None:
-            raw = RawData(layout=stored[1], files=files, read=partial(read_table, layout=stored[1]))
+            raw = table_data(stored[1], files, read_table, config)
         else:
             raw = FORMATS[name](files, Path("unused"), config)
         last = raw.files[-1] if config.test_from_last_file else None
@@ -158,7 +158,7 @@ def rebuilt(scorer: Scorer, data: Path, schema: Schema) -> Iterator[ReplayedRows
                     values = pa.LargeListArray.from_arrays(pa.array(bounds, pa.int64()), values)
                 columns[feature.name] = values
             raw = pa.table(columns)
-            found = replace(scorer.encode(raw), dense=expected.dense, label=expected.label)
+            found = replace(scorer.encoder.encode(raw, as_mapped=True), dense=expected.dense, label=expected.label)
             yield ReplayedRows(found, expected, raw, partial(_stored_place, name, start))
 
 

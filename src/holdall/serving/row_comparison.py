@@ -142,7 +142,8 @@ class RowComparison:
             wrong[differing] = True
 
             def mismatch_of(row: int) -> Mismatch:
-                raw = "" if column is None else f" of {shown(rows.raw[column][row].as_py())}"
+                known = column in rows.raw.column_names  # a cross has no column of its own
+                raw = f" of {shown(rows.raw[column][row].as_py())}" if column is not None and known else ""
                 return Mismatch(rows.name_of(row), what + raw, text_of(rows.expected, row), text_of(rows.found, row))
 
             self.report.add(differing.tolist(), mismatch_of)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from holdall.common.errors import DataError
@@ -80,10 +81,19 @@ class RowEncoder:
             self._parts[names] = self.only(names), self.only(rest)
         of_user, of_items = self._parts[names]
         try:
+            if any(feature.cross for feature in self.form.schema.features):  # which may have values of both
+                return self._with_crosses(of_user.form.table([dict(user)]), of_items.form.table(items))
             one = of_user.encode([dict(user)])
         except DataError as error:
             raise DataError(f"the user's values: {error}") from None
         return self._joined(one, of_items.encode(items), names)
+
+    def _with_crosses(self, user: pa.Table, items: pa.Table) -> EncodedBatch:
+        """Rows of a user's columns, one row, and those of the items, joined before they are encoded."""
+        first = pa.array(np.zeros(items.num_rows, dtype=np.int64))
+        for name in user.column_names:
+            items = items.append_column(name, user[name].take(first))
+        return _encoded(self.columns.encode(items))
 
     def _joined(self, user: Batch, items: Batch, names: frozenset[str]) -> EncodedBatch:
         count, schema = len(items), self.form.schema

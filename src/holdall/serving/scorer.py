@@ -23,7 +23,7 @@ from holdall.common.errors import ConfigError, DataError
 from holdall.data.batch import Batch
 from holdall.data.encode import Encoder
 from holdall.data.identity import json_digest
-from holdall.data.schema import Schema
+from holdall.data.schema import Feature, Schema
 from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle
@@ -107,6 +107,11 @@ class Scorer:
     def num_unseen(self) -> dict[str, int]:
         """Lookups so far that became a feature's unseen row, by feature."""
         return dict(self._rows.num_unseen)
+
+    @property
+    def inputs(self) -> list[Feature]:
+        """Columns of values that a row must have, beside all dense columns: features, and the parts of crosses."""
+        return self._rows.form.features
 
     @property
     def encoder(self) -> Encoder:
@@ -199,10 +204,9 @@ class Scorer:
         for lookup in set(self.lookups.values()):
             lookup.fill()
         row: dict[str, Any] = {column.name: 1.0 for column in self.schema.dense}
-        for feature in self.schema.features:
-            if feature.name in self.lookups:
-                text = self.lookups[feature.name].text(0)
-                row[feature.name] = text if feature.one_hot else [text]
+        for feature in self.inputs:
+            text = self.lookups[feature.name].text(0) if feature.name in self.lookups else ""
+            row[feature.name] = 1.0 if feature.bucket is not None else text if feature.one_hot else [text]
         for count in WARM_UP_ROWS:
             self.score([row] * count)
         self._rows.num_unseen.update(unseen)

@@ -14,6 +14,7 @@ from holdall.common.checked_files import FileHash
 from holdall.common.errors import DataError, did_you_mean
 from holdall.data.id_map import id_map_path, load_id_map
 from holdall.data.schema import Schema
+from holdall.data.transforms import described, has_transform
 from holdall.embedding.bags import module_name
 from holdall.models import Model
 from holdall.serving.bundle import Bundle
@@ -75,6 +76,7 @@ def find_withdrawal(bundle: Bundle, values: Mapping[str, list[str]]) -> Withdraw
     for feature in values:
         if feature not in known:
             raise DataError(f"the model reads no feature '{feature}'{did_you_mean(feature, known)}")
+        refuse_transformed(bundle.schema, feature)
     lookups = bundle.id_lookups()
     ids: dict[str, Rows] = {}
     num_unknown = 0
@@ -85,6 +87,21 @@ def find_withdrawal(bundle: Bundle, values: Mapping[str, list[str]]) -> Withdraw
         if is_known.any():
             ids = joined(ids, {bundle.schema.feature(feature).table or feature: found[is_known]})
     return Withdrawal(ids, num_unknown)
+
+
+def refuse_transformed(schema: Schema, feature: str) -> None:
+    """Raise if rows of a feature stand for more than one raw value, or others hold its values."""
+    if has_transform(schema.feature(feature)):
+        raise DataError(
+            f"feature '{feature}' is a {described(schema.feature(feature))}, so no raw value has a row of its own: "
+            f"remove the rows of that value from the data, and train again"
+        )
+    for other in schema.features:
+        if any(part.name == feature for part in other.cross) and other.hash is None:
+            raise DataError(
+                f"values of '{feature}' are in the id map of the cross '{other.name}', too: remove the rows of that "
+                f"value from the data, and train again"
+            )
 
 
 def joined(one: Mapping[str, Rows], other: Mapping[str, Rows]) -> dict[str, Rows]:

@@ -18,7 +18,7 @@ from holdall.common.decode import parse_toml, shown
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_bounded
 from holdall.data.formats.criteo import CRITEO
-from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, TextFormat
+from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, RawPart, TextFormat
 from holdall.data.raw_data import RawData
 from holdall.data.read_parquet import SUFFIXES, read_parquet
 from holdall.data.read_text import read_text
@@ -43,8 +43,17 @@ TOP_KEYS = {
 }
 LABEL_KEYS = {"column": str, "positive": str}
 DENSE_KEYS = {"name": str, "column": str, "transform": str}
-CATEGORICAL_KEYS = {"name": str, "column": str, "integer": bool, "table": str}
-LIST_KEYS = {"name": str, "column": str, "table": str, "separator": str, "max_length": int}
+CATEGORICAL_KEYS = {
+    "name": str,
+    "column": str,
+    "integer": bool,
+    "table": str,
+    "bucket": list,
+    "buckets": int,
+    "hash": int,
+    "cross": list,
+}
+LIST_KEYS = {"name": str, "column": str, "table": str, "separator": str, "max_length": int, "hash": int}
 CSV_KEYS = {
     "separator": str,
     "quote": str,
@@ -114,13 +123,14 @@ def parse_layout(document: dict[str, Any]) -> Layout:
     features = [parse_feature(entry, "categorical") for entry in document.get("categorical", [])]
     features += [parse_feature(entry, "bag") for entry in document.get("bag", [])]
     features += [parse_feature(entry, "sequence") for entry in document.get("sequence", [])]
+    dense = tuple(parse_dense(entry) for entry in document.get("dense", []))
     return Layout(
         label=label["column"],
         positive=parse_positive(label["positive"]) if "positive" in label else None,
         weight=document.get("weight"),
         time=document.get("time"),
-        dense=tuple(parse_dense(entry) for entry in document.get("dense", [])),
-        features=tuple(features),
+        dense=dense,
+        features=tuple(with_parts(feature, features, dense) for feature in features),
         text=parse_csv(document.get("csv", {})),
     )
 
@@ -159,15 +169,64 @@ def parse_feature(entry: Any, kind: FeatureKind) -> RawFeature:
         raise ConfigError(
             f"the separator of {kind} '{entry['name']}' is empty: leave it out where the column holds lists"
         )
+    cross = entry.get("cross")
+    if cross is not None and "column" in entry:
+        raise ConfigError(f"categorical '{entry['name']}' is a cross, and has no column of its own: leave column out")
     return RawFeature(
         name=entry["name"],
-        column=entry.get("column", entry["name"]),
+        column="" if cross is not None else entry.get("column", entry["name"]),
         kind=kind,
         separator=entry.get("separator"),
         max_length=entry.get("max_length"),
         integer=entry.get("integer", False),
         table=entry.get("table"),
+        bucket=parse_bounds(entry),
+        buckets=entry.get("buckets"),
+        hash=entry.get("hash"),
+        cross=() if cross is None else parse_cross(entry["name"], cross),
     )
+
+
+def parse_bounds(entry: dict[str, Any]) -> tuple[float, ...] | None:
+    """The bounds of buckets."""
+    if "bucket" not in entry:
+        return None
+    for bound in entry["bucket"]:
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise ConfigError(f"bucket of '{entry['name']}' lists {shown(bound)}, which is no finite number")
+    return tuple(map(float, entry["bucket"]))
+
+
+def parse_cross(name: str, cross: list[Any]) -> tuple[RawPart, ...]:
+    """The columns of a cross, as yet without their transforms."""
+    if len(cross) < 2 or not all(isinstance(part, str) and part for part in cross) or len(set(cross)) < len(cross):
+        raise ConfigError(f"cross of '{name}' must name two columns or more, each once, not {shown(cross)}")
+    return tuple(RawPart(name=part, column=part) for part in cross)
+
+
+def with_parts(feature: RawFeature, features: Sequence[RawFeature], dense: Sequence[RawDense]) -> RawFeature:
+    """A cross with the columns and transforms of the features that it names; other names are raw columns."""
+    known = {other.name: other for other in features}
+    parts = []
+    for part in feature.cross:
+        if any(column.name == part.name for column in dense):
+            raise ConfigError(
+                f"cross '{feature.name}' names the dense column '{part.name}': add a categorical feature of that "
+                f"column with bucket = [...], and cross that"
+            )
+        other = known.get(part.name)
+        if other is None:
+            parts.append(part)
+            continue
+        if other.kind != "categorical" or other.cross or other.buckets is not None:
+            what = "a cross" if other.cross else f"a {other.kind}"
+            cure = "name features of one value"
+            if other.buckets is not None:
+                what, cure = "of buckets that are known after the first pass", "give its bounds as bucket = [...]"
+            raise ConfigError(f"cross '{feature.name}' names '{part.name}', which is {what}: {cure}")
+        part = RawPart(name=other.name, column=other.column, integer=other.integer)
+        parts.append(replace(part, bucket=other.bucket, hash=other.hash))
+    return replace(feature, cross=tuple(parts))
 
 
 def parse_csv(options: dict[str, Any]) -> TextFormat:

@@ -21,6 +21,7 @@ from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind
 from holdall.data.id_map import id_map_path
 from holdall.data.schema import Schema
+from holdall.data.transforms import has_transform
 from holdall.serving.bundle import refuse_names
 from holdall.serving.export.model_inputs import DENSE, IDS, ModelInputs
 
@@ -75,7 +76,10 @@ def describe_inputs(inputs: ModelInputs, schema: Schema) -> dict[str, Any]:
         place = {"input": IDS, "column": inputs.single.index(feature)} if feature.one_hot else {"input": feature.name}
         path = id_map_path(Path(), first[feature.table or feature.name]).as_posix()
         limits = {"rows": feature.num_rows, "unseen": feature.unseen, "max_length": feature.max_length}
-        features.append({"name": feature.name, "kind": feature.kind, **place, **limits, "ids": path})
+        record = {"name": feature.name, "kind": feature.kind, **place, **limits, "ids": path}
+        if has_transform(feature):
+            record["transform"] = {name: asdict(feature)[name] for name in ("bucket", "hash", "cross")}
+        features.append(record)
     return {
         "inputs": [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in inputs],
         "outputs": [{"name": name, "dtype": "float32", "shape": ["rows"]} for name in ("score", "logit")],

@@ -14,10 +14,12 @@ EXAMPLE_IDS = 3
 def example_row(scorer: Scorer) -> dict[str, Any]:
     """A row with a popular value of every feature, as training had them."""
     row: dict[str, Any] = {column.name: 1 for column in scorer.schema.dense}
-    for feature in scorer.schema.features:
-        if feature.name in scorer.reads:
-            value = _popular(scorer.lookups[feature.name])
-            row[feature.name] = value if feature.one_hot else [value] if value else []
+    for feature in scorer.inputs:
+        if feature.bucket is not None:
+            row[feature.name] = 1
+            continue
+        value = _popular(scorer.lookups[feature.name]) if feature.name in scorer.lookups else ""
+        row[feature.name] = value if feature.one_hot else [value] if value else []
     return row
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.data.schema import Schema
+from holdall.data.transforms import input_features
 from holdall.serving.raw_rows import ValueRefusedError, number_of
 from holdall.serving.server.connection import Answer
 from holdall.serving.server.row_types import BodyError, Row, RowError, RowReader
@@ -94,9 +95,12 @@ def metadata(name: str, version: str, schema: Schema, reads: tuple[str, ...]) ->
     """Description of the model: its inputs and its output."""
     inputs: list[dict[str, Any]] = [{"name": column.name, "datatype": "FP32", "shape": [-1]} for column in schema.dense]
     inputs += [
-        {"name": feature.name, "datatype": "BYTES", "shape": [-1] if feature.one_hot else [-1, -1]}
-        for feature in schema.features
-        if feature.name in reads
+        {
+            "name": feature.name,
+            "datatype": "BYTES" if feature.bucket is None else "FP32",
+            "shape": [-1] if feature.one_hot else [-1, -1],
+        }
+        for feature in input_features(feature for feature in schema.features if feature.name in reads)
     ]
     outputs = [{"name": OUTPUT, "datatype": "FP32", "shape": [-1]}]
     return {"name": name, "versions": [version], "platform": "holdall", "inputs": inputs, "outputs": outputs}

@@ -17,7 +17,7 @@ ARROW = CONTENT_TYPE.decode()
 def describe_schema(served: Served, name: str, config: ServerConfig) -> dict[str, Any]:
     """Content of `/schema`: columns of a row, limits, and a request to start from."""
     scorer = served.scorer
-    features = [feature for feature in scorer.schema.features if feature.name in scorer.reads]
+    features = scorer.inputs
     return {
         "name": name,
         "step": scorer.step,
@@ -30,15 +30,18 @@ def describe_schema(served: Served, name: str, config: ServerConfig) -> dict[str
     }
 
 
+def values_of_number() -> dict[str, Any]:
+    """JSON schema of a number."""
+    return {"type": ["number", "null"], "minimum": -FLOAT32_MAX, "maximum": FLOAT32_MAX}
+
+
 def describe(served: Served, name: str, config: ServerConfig, *, has_token: bool) -> dict[str, Any]:
     """OpenAPI description of every route, with an example that can be sent as it is."""
     scorer = served.scorer
     names = list(served.reader.names)
-    values = {
-        column.name: {"type": ["number", "null"], "minimum": -FLOAT32_MAX, "maximum": FLOAT32_MAX}
-        for column in scorer.schema.dense
-    }
-    values |= {f.name: _feature(f) for f in scorer.schema.features if f.name in scorer.reads}
+    values = {column.name: values_of_number() for column in scorer.schema.dense}
+    number = values_of_number()
+    values |= {f.name: _feature(f) if f.bucket is None else number for f in scorer.inputs}
     row = {"type": "object", "properties": values, "required": names, "example": served.example}
     half = len(names) // 2
     user = {key: served.example[key] for key in names[:half]}

@@ -11,6 +11,7 @@ import msgspec
 
 from holdall.common.errors import DataError
 from holdall.data.schema import Schema
+from holdall.data.transforms import input_features
 from holdall.serving.raw_rows import RowFormat
 
 Row = tuple[Any, ...]
@@ -34,14 +35,16 @@ class RowReader:
         """`reads` are the features that the model reads."""
         self.max_rows, self.max_values = max_rows, max_values
         self.dense = tuple(column.name for column in schema.dense)
-        features = [feature for feature in schema.features if feature.name in reads]
+        features = input_features(feature for feature in schema.features if feature.name in reads)
         self.names = (*self.dense, *(feature.name for feature in features))
         self.places = {name: number for number, name in enumerate(self.names)}
         self.bags = frozenset(feature.name for feature in features if not feature.one_hot)
         self.separators = RowFormat.of(schema, reads).separators
         self._bag_places = [self.places[name] for name in sorted(self.bags)]
         types: list[Any] = [float | None] * len(self.dense)
-        types += [str | int | bool | None if feature.one_hot else list[str | int] | None for feature in features]
+        for feature in features:
+            single = float | None if feature.bucket is not None else str | int | bool | None
+            types.append(single if feature.one_hot else list[str | int] | None)
         fields = [(f"value_{number}", kind) for number, kind in enumerate(types)]
         rename = {field[0]: name for field, name in zip(fields, self.names, strict=True)}
         row: Any = msgspec.defstruct("Row", fields, rename=rename, gc=False)
