@@ -24,7 +24,7 @@ from tests.distributed.gradient_workers import global_batches, part_of
 from tests.tiers import small
 
 CPU = torch.device("cpu")
-SPLIT = SimpleNamespace(positives=1, rows=2)
+SPLIT = SimpleNamespace(positives=1, rows=2, weights=None)
 ROWS: Any = SimpleNamespace(folder=Path("none"), split="train", schema=SimpleNamespace(splits={"train": SPLIT}))
 """Data set of which a strategy needs the rate of positives alone."""
 
