@@ -19,7 +19,7 @@ from tests.kernels.triton_checks import second_derivatives
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few lookups a program and few programs, so that every loop has several iterations."""
     from holdall.kernels import frobenius_triton
 

@@ -16,20 +16,6 @@ from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
 from tests.kernels import triton_checks as checks
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few lookups, so that runs cross many of them."""
-    from holdall.kernels import row_update_triton
-
-    monkeypatch.setattr(row_update_triton, "ELEMENTS", 64)
-    monkeypatch.setattr(row_update_triton, "ELEMENTS_WITH_STATE", 64)
-    monkeypatch.setattr(row_update_triton, "LONG_RUN", 2)
-    monkeypatch.setitem(row_update_triton.SHORT_RUNS, "programs", 3)
-    monkeypatch.setitem(row_update_triton.SHORT_RUNS, "blocks", 2)
-    monkeypatch.setitem(row_update_triton.LONG_RUNS, "programs", 1)
-    monkeypatch.setitem(row_update_triton.LONG_RUNS, "blocks", 4)
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZER_KINDS)
 @pytest.mark.parametrize(
     ("kind", "num_lookups", "dim"),
