@@ -8,13 +8,14 @@ STAMP  := $(VENV)/.installed
 WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)')
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist worksteal
 
-.PHONY: install demo quick test tests kernels style types lint docs bench peers clean
+.PHONY: install demo quick test collected tests kernels style types lint docs bench peers clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # as pip does, but on all cores
 	touch $(STAMP)
 
 demo: install
@@ -36,9 +37,14 @@ types: install
 quick: install
 	$(PYTEST) -n $(WORKERS) -m "not slow"
 
-# mypy keeps one core busy for a minute, and the ends of the tests leave cores idle: all three run at once.
-test: style
-	$(MAKE) -j 3 types tests kernels
+# The checks take a core each, and the ends of the tests leave cores idle: each line runs at once.
+test: install
+	$(MAKE) -j 3 style types collected
+	$(MAKE) -j 2 tests kernels
+
+# Asserts are rewritten here once, and not by every process of the tests.
+collected: install
+	@$(PYTEST) --collect-only -qq > $(VENV)/collected.log || (cat $(VENV)/collected.log; false)
 
 tests: install
 	$(PYTEST) -n $(WORKERS)
