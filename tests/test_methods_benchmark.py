@@ -100,7 +100,7 @@ def test_a_comparison_ends_in_time_goes_on_and_writes_its_card(
     archive = small / "sets.tar.xz"
     call(monkeypatch, small / "packing", "--prepared", str(prepared), "--pack", str(archive))
     work = small / "work"
-    options = ("--prepared", str(archive), "--jobs", "2")
+    options = ("--prepared", str(archive), "--jobs", "1")
     call(monkeypatch, work, *options, "--minutes", "0")
     assert "0 runs are done" in capsys.readouterr().out
     assert not (small / "results").exists()
