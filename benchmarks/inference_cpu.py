@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="rows of the tables, of those of Criteo Kaggle")
     parser.add_argument("--rows", type=int, default=400_000, help="rows of the log, a fifth of which is scored")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--exports", nargs="*", default=["onnx", "pt2"], help="exports to measure beside it")
+    parser.add_argument("--exports", nargs="*", default=["onnx"], help="to measure beside it: onnx, pt2")
     parser.add_argument(
         "--folder", type=Path, help="for bundles and exports, which stay there; a temporary one if absent"
     )
