@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from holdall.serving.server.arrow_rows import ArrowBody
+from holdall.serving.server.row_types import BodyError
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, running
 from tests.serving.server.test_score import ARROW, as_stream, text_rows
@@ -162,6 +164,13 @@ def test_arrow_that_cannot_be_scored(client: Client, name: str) -> None:
     make, status, sentence = ARROW_CASES[name]
     found, answer = client.json("POST", "/score", make(), ARROW)
     assert (found, sentence in answer["error"]) == (status, True), answer
+
+
+def test_a_stream_of_very_many_messages_is_refused() -> None:
+    empty = pa.record_batch({"x": pa.array([], pa.null())}).serialize().to_pybytes()
+    assert ArrowBody.of(stream()[:-8] + 100 * empty).num_rows == 6
+    with pytest.raises(BodyError, match="more than 8,192 messages: write larger batches"):
+        ArrowBody.of(stream()[:-8] + 9000 * empty)
 
 
 def test_a_text_that_is_no_utf8_in_arrow_is_refused(client: Client) -> None:

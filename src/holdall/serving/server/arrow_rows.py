@@ -25,6 +25,8 @@ CONTENT_TYPE = b"application/vnd.apache.arrow.stream"
 SCORE_SCHEMA = pa.schema([pa.field("score", pa.float32(), nullable=False)])
 MAX_TEXT_BYTES = 16 << 20
 """Most bytes of the texts that a dictionary column of one request stands for."""
+MAX_MESSAGES = 8192
+"""Most messages of a stream: the event loop looks at each for 3 microseconds."""
 _MARK = 0xFFFFFFFF  # before each message, in streams of today
 _BATCH, _DICTIONARY = 3, 2  # kinds of messages, in the format's `MessageHeader`
 
@@ -148,10 +150,13 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _messages(body: bytes | bytearray) -> Iterator[bytes]:
     """The flatbuffers of the messages of a stream."""
-    at, view = 0, memoryview(body)
+    at, number, view = 0, 0, memoryview(body)
     if not view:
         raise BodyError("the body is no Arrow IPC stream: it is empty")
     while at < len(view):
+        number += 1
+        if number > MAX_MESSAGES:
+            raise BodyError(f"the Arrow stream has more than {MAX_MESSAGES:,} messages: write larger batches")
         (size,) = struct.unpack_from("<I", view, at)
         at += 4
         if size == _MARK:
