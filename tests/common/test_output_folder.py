@@ -13,6 +13,7 @@ from holdall.common import output_folder as module
 from holdall.common.errors import HoldallError
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import MARK, FolderKind, Output, output_folder, refuse_other_file
+from holdall.data.schema import DATA_SET
 from tests.common.killed import killed_at_each_change
 
 DATA = FolderKind("data set", "schema.json", "holdall-data", without=("run.json",))
@@ -78,7 +79,7 @@ def test_only_a_folder_of_the_same_kind_is_replaced(tmp_path: Path) -> None:
             write(tmp_path / name, "new", overwrite=True)
         assert names(tmp_path / name) == set(files)
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(HoldallError, match="is not a data set folder"):
+    with pytest.raises(HoldallError, match="is a file: name a data set folder"):
         write(tmp_path / "file", "new", overwrite=True)
     assert (tmp_path / "file").read_text() == "mine"
     (tmp_path / "empty").mkdir()
@@ -231,3 +232,24 @@ def test_a_file_of_another_format_is_kept(tmp_path: Path) -> None:
             refuse_other_file(file, "holdall-plan")
     with pytest.raises(HoldallError, match="is a folder"):
         refuse_other_file(tmp_path, "holdall-plan")
+
+
+def test_a_file_in_the_place_of_a_folder_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(HoldallError, match="file is a file: name a data set folder that does not exist yet"):
+            Output(tmp_path / "file", DATA_SET, overwrite=overwrite).refuse_existing()
+    with pytest.raises(NotADirectoryError) as caught, locked(tmp_path / "file" / "below" / "out"):
+        pass
+    assert caught.value.filename == str(tmp_path / "file" / "below" / "out")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+def test_errors_of_the_lock_file_name_the_output(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number), "the lock file")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught, locked(tmp_path / "out"):
+        pass
+    assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / "out"))

@@ -478,3 +478,10 @@ def test_an_empty_split(tmp_path: Path, file_rows: list[int]) -> None:
     assert len(data.slice(0, 0)) == 0
     with pytest.raises(DataError, match=r"split 'train' of .* has no rows"):
         Loader(data, 10)
+
+
+def test_a_loader_takes_the_path_of_a_folder_and_refuses_texts_as_numbers(data: DataSet) -> None:
+    first, same = (next(Loader(given, 4).epoch(0)) for given in (data, str(data.folder)))
+    assert torch.equal(first.label, same.label)
+    with pytest.raises(ConfigError, match="'batch_size' must be a whole number, not '4'"):
+        Loader(data, "4")  # type: ignore[arg-type]

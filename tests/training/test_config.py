@@ -54,7 +54,7 @@ def test_names_that_do_not_exist() -> None:
         TrainConfig(model="rmc2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"dim is a setting of the part 'model': write TrainConfig.of\(dim=8\)"):
         TrainConfig(dim=8)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="unknown strategy 'spilt'"):
+    with pytest.raises(ConfigError, match=r"'strategy' must be .* not 'spilt' .did you mean 'split'"):
         TrainConfig.of(strategy="spilt")
 
 

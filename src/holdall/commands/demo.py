@@ -11,9 +11,10 @@ import numpy as np
 from rich.console import Console
 
 from holdall.common.console import make_console, table
-from holdall.common.files import write_json
+from holdall.common.files import quoted, write_json
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import FolderKind, Output, refuse_place
+from holdall.common.settings import refuse_other_types
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
@@ -82,6 +83,7 @@ def demo(
     `note` is called with the command line of each stage when it starts.
     """
     out = Path(out)
+    refuse_other_types(int, rows=rows)
     refuse_place(out)
     with locked(out):
         output = Output(out, DEMO, overwrite=overwrite)
@@ -98,7 +100,7 @@ def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> Demo
     log, data = out / LOG, out / "data"
     note(f"1. generate a click log of {rows:,} rows in Criteo's layout: {log}")
     write_tsv(preset("criteo-kaggle", scale=SCALE, rows=rows), log)
-    note(f"2. prepare  holdall prepare {log} --valid 0.1 --test 0.1 --out {data}")
+    note(f"2. prepare  holdall prepare {quoted(log)} --valid 0.1 --test 0.1 --out {quoted(data)}")
     options = PrepareConfig(valid=0.1, test=0.1)
     schema = prepare([log], data, options)
     runs = []
@@ -106,12 +108,12 @@ def _run(out: Path, rows: int, budget: str, note: Callable[[str], None]) -> Demo
     for name, config in {"dense": dense, "compressed": dense.replace(budget=budget)}.items():
         rates = f"--lr {config.optimizer.lr} --table-lr {config.optimizer.table_lr}"
         flags = rates + (f" --budget {budget}" if config.tables.budget else "")
-        note(f"3. train    holdall train {data} {flags} --out {out / name}")
+        note(f"3. train    holdall train {quoted(data)} {flags} --out {quoted(out / name)}")
         trained = train(data, out / name, config)
         metrics = evaluate(out / name, "test")
         rate = trained["samples_per_second"]
         runs.append(DemoRun(name, trained["table_bytes"], metrics["auc"], metrics["logloss"], rate))
-    note(f"4. evaluate holdall evaluate {out / 'dense'}\n")
+    note(f"4. evaluate holdall evaluate {quoted(out / 'dense')}\n")
     return DemoResult(
         out=out,
         runs=tuple(runs),
@@ -142,6 +144,6 @@ def show(result: DemoResult, console: Console | None = None) -> None:
     console.print(
         f"\n{result.num_ids:,} ids in {result.num_features} features, {best['samples']:,} test rows, "
         f"{result.seconds:.0f} s in all. The best possible is what the true click probabilities score.\n"
-        f"look next: holdall inspect {result.out / 'dense'}; tensorboard --logdir {result.out}; your own log: "
-        f"holdall prepare --help"
+        f"look next: holdall inspect {quoted(result.out / 'dense')}; tensorboard --logdir {quoted(result.out)}; "
+        f"your own log: holdall prepare --help"
     )

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from holdall.common.console import make_console, styled, table
 from holdall.common.errors import HoldallError
+from holdall.common.files import quoted
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
 from holdall.data.dataset import DataSet
@@ -261,7 +262,11 @@ def _plan(found: Examination, schema: Schema, path: Path, folder: Path) -> None:
         found.add("problem", str(error))
         return
     if plan.forecast is None:
-        found.add("note", f"{path} was edited by hand and has no forecast", f"holdall plan {folder} --edited {path}")
+        found.add(
+            "note",
+            f"{path} was edited by hand and has no forecast",
+            f"holdall plan {quoted(folder)} --edited {quoted(path)}",
+        )
         return
     try:
         check_free_memory(plan, folder)

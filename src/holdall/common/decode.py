@@ -122,6 +122,11 @@ def decode(
     raise error(f"{where}{what}{_cure(cure)}".removeprefix(": "))
 
 
+def is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is one that a type takes as it is; what a list holds is not looked at."""
+    return any(_is_like(value, option) for option in _options(kind))
+
+
 def shown(value: Any) -> str:
     """A value for an error, in a few words at most, whatever its size and depth."""
     if isinstance(value, Mapping):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -161,3 +162,8 @@ def read_bounded(path: Path) -> bytes:
     if len(data) > MAX_TEXT_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {readable_bytes(MAX_TEXT_BYTES)}")
     return data
+
+
+def quoted(path: str | Path) -> str:
+    """A path as a shell takes it, for commands that are shown to users."""
+    return shlex.quote(str(path))

@@ -40,9 +40,15 @@ def locked(path: Path, timeout: float = 0.0) -> Iterator[None]:
     """
     target = Path(os.path.realpath(path))
     made = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        file, descriptor = _wait_for_lock(path, target, timeout)
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+    try:
+        try:
+            file, descriptor = _wait_for_lock(path, target, timeout)
+        except OSError as error:  # a disk that is full or read-only: the lock file is not what the user named
+            raise OSError(error.errno, error.strerror, str(path)) from None
         try:
             yield
         finally:

@@ -110,13 +110,15 @@ class Output:
         """Raise if the path exists, unless it is a folder of the same kind that may be replaced."""
         if not self.target.exists():
             return
+        if not self.target.is_dir():
+            raise HoldallError(f"{self.path} is a file: name a {self.kind.name} folder that does not exist yet")
         if not self.overwrite:
             raise HoldallError(
                 f"the {self.kind.name} folder {self.path} exists already: choose another name or pass --overwrite"
             )
-        if self.target.is_dir() and is_blank(self.target):
+        if is_blank(self.target):
             return
-        if not self.target.is_dir() or not self.kind.matches(self.target):
+        if not self.kind.matches(self.target):
             raise HoldallError(
                 f"{self.path} exists and is not a {self.kind.name} folder (it has no {self.kind.marker} of one), so "
                 f"--overwrite leaves it alone: move it away or choose another output"
@@ -300,10 +302,15 @@ def refuse_other_file(path: Path, format: str) -> None:
         raise ConfigError(f"{path} is a folder: name the file to write")
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     if not above.is_dir() or not os.access(above, os.W_OK):
-        number = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        number = errno.ENOTDIR if not above.is_dir() else errno.EROFS if _is_read_only(above) else errno.EACCES
         raise OSError(number, os.strerror(number), str(path))
     if path.exists() and _format(path) != format:
         raise ConfigError(f"{path} exists and is not a {format} document, so it is kept as it is: name another file")
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether a folder is on a disk that is mounted read-only; False where the system does not say."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _other_artifact(folder: Path, parts: tuple[str, ...]) -> Path | None:

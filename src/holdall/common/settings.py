@@ -7,13 +7,14 @@ its part. Files may write the parts as sections: `[placement] hot_bytes = "64MB"
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import Field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
-from holdall.common.decode import decode, parse_toml, shown
+from holdall.common.decode import decode, is_of, parse_toml, shown
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_bounded
 
@@ -102,12 +103,14 @@ class Settings:
         return with_settings(self, settings)
 
     def check_parts(self) -> None:
-        """Raise if a part is not of its class, such as the `"rmc2"` of `TrainConfig(model="rmc2")`."""
+        """Raise if a part is not of its class, such as the `"rmc2"` of `TrainConfig(model="rmc2")`, or a value not of
+        its type."""
         for name, part in parts_of(type(self)).items():
             value = getattr(self, name)
             if not isinstance(value, part):
                 cure = f"write {type(self).__name__}.of({name}={value!r})"
                 raise ConfigError(f"{name} takes {part.__name__}, not {value!r}: {cure}")
+        check_types(self)
 
 
 def with_settings(config: T, changes: Mapping[str, Any]) -> T:
@@ -159,6 +162,35 @@ def parts_of(kind: type) -> dict[str, type]:
 def _hints(kind: type) -> dict[str, Any]:
     """Types of the fields; working them out from text takes far longer than a setting does to be read."""
     return get_type_hints(kind)
+
+
+def check_types(config: Any) -> None:
+    """Refuse settings of another type than their field's, such as `epochs="2"`; convert paths, NumPy's numbers, and
+    numbers in the place of sizes such as "16MB".
+
+    Called by `__post_init__`, before it compares values.
+    """
+    kind: Any = type(config)
+    hints = _hints(kind)
+    for field in _fields(kind):
+        value, hint = getattr(config, field.name), hints[field.name]
+        if is_dataclass(value) or (is_of(value, hint) and not isinstance(value, str | list | tuple)):
+            continue
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif getattr(value, "shape", None) == ():
+            value = value.item()
+        if type(value) in (int, float) and not is_of(value, hint) and is_of("", hint):
+            value = str(value)
+        typed = decode(value, hint, "", inside=field.name, noun="setting ")
+        object.__setattr__(config, field.name, typed)
+
+
+def refuse_other_types(kind: type, **options: Any) -> None:
+    """Raise unless options of a call that are given, by name, are numbers of this kind."""
+    for name, value in options.items():
+        if value is not None:
+            decode(value, kind, "", inside=name)
 
 
 def refuse_below(least: int, config: Any, *names: str) -> None:

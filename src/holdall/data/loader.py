@@ -10,12 +10,14 @@ import mmap
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 import numpy as np
 
 from holdall.common.decode import Count, decode
 from holdall.common.errors import CheckpointError, ConfigError, DataError
+from holdall.common.settings import refuse_other_types
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.chunk_order import ChunkOrder, Runs
@@ -71,7 +73,7 @@ class Loader:
 
     def __init__(
         self,
-        data: DataSet,
+        data: DataSet | str | Path,
         batch_size: int,
         *,
         shuffle: Shuffle | bool = "chunks",
@@ -82,10 +84,12 @@ class Loader:
         prefetch: int = 2,
         prefetch_to_device: bool = False,
     ):
+        data = data if isinstance(data, DataSet) else DataSet(data)
         if isinstance(shuffle, bool):
             shuffle = "chunks" if shuffle else "none"
         if shuffle not in get_args(Shuffle):
             raise ConfigError(f"shuffle is {shuffle!r}: choose chunks, blocks, rows or none")
+        refuse_other_types(int, batch_size=batch_size, seed=seed, prefetch=prefetch)
         if batch_size < 1:
             raise ConfigError(f"the batch size is {batch_size}: it must be at least 1")
         if not 0 <= rank < world_size:

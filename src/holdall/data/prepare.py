@@ -34,7 +34,7 @@ DEFAULTS = PrepareConfig()
 
 
 def prepare(
-    sources: Sequence[str | Path] | Any,
+    sources: str | Path | Sequence[str | Path] | Any,
     out: str | Path,
     config: PrepareConfig = DEFAULTS,
     progress: Progress | None = None,
@@ -56,6 +56,8 @@ def prepare(
     shows when stderr is a terminal.
     """
     import_polars()
+    if isinstance(sources, str | Path):
+        sources = [sources]
     columns = {"categorical": categorical, "dense": dense, "bag": bag, "sequence": sequence}
     single = {"weight": weight, "time": time}
     if is_frame(sources):

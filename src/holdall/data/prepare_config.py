@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types
 from holdall.data.layout import MAX_VALUE_BYTES
 
 IMPLICIT = ("movielens", "taobao", "yelp")
@@ -57,6 +58,7 @@ class PrepareConfig:
     """Most rows in one file of a split; two files of this size are in memory at once for each core."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.format in IMPLICIT:
             if not 0 <= self.valid_fraction <= 1:
                 raise ConfigError(f"valid is {self.valid_fraction}: it must be a fraction of the users, from 0 to 1")

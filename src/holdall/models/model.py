@@ -184,6 +184,6 @@ def build_bags(schema: Schema, dim: int, method: Method | Mapping[str, Method] |
 
 
 def check_sizes(config: ModelConfig, *sizes: int) -> None:
-    """Raise unless every size is at least 1."""
-    if any(size < 1 for size in sizes):
-        raise ConfigError(f"every size of a {config.family} model must be at least 1: {config}")
+    """Raise unless every size is a whole number of at least 1."""
+    if not all(isinstance(size, int) and size >= 1 for size in sizes):
+        raise ConfigError(f"every size of a {config.family} model must be a whole number of at least 1: {config}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from holdall.common.errors import ConfigError, did_you_mean
+from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types
 
 if TYPE_CHECKING:
     from holdall.optim.optimizer_kinds import OptimizerKind
@@ -33,8 +34,7 @@ class OptimizerConfig:
     """Seed of the stochastic rounding of bfloat16 and float16 rows (see `kernels.stochastic`); to nearest when None."""
 
     def __post_init__(self) -> None:
-        if self.name not in NAMES:
-            raise ConfigError(f"unknown optimizer '{self.name}'{did_you_mean(self.name, NAMES)}")
+        check_types(self)
         if not self.lr > 0 or (self.table_lr is not None and not self.table_lr > 0):
             raise ConfigError(f"learning rates must be above 0, not lr={self.lr}, table_lr={self.table_lr}")
         if not 0 <= self.momentum < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Schedule:
     """Factor kept after the decay."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("warmup_steps", "decay_start", "decay_steps"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"schedule: {name} is {getattr(self, name)}, it must be 0 or more")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdall.common.errors import ConfigError
+from holdall.common.files import quoted
 from holdall.common.memory import available_memory
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
@@ -38,7 +39,9 @@ def find_lookups(schema: Schema, data: str | Path, profile: Profile | str | Path
         train = DataSet(data, "train")
         return table_lookups(schema, count_lookups(train), len(train))
     if not isinstance(profile, Profile) and not Path(profile).exists():
-        raise ConfigError(f"{profile} does not exist: make it with `holdall profile {data} --out {profile}`")
+        raise ConfigError(
+            f"{profile} does not exist: make it with `holdall profile {quoted(data)} --out {quoted(profile)}`"
+        )
     known = profile if isinstance(profile, Profile) else Profile.load(profile)
     known.check(schema)
     if known.counts_file is not None and known.source.kind == "prepared":

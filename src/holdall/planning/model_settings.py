@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError, did_you_mean
-from holdall.common.settings import name_and_value, overlay, plain_value
+from holdall.common.settings import check_types, name_and_value, overlay, plain_value
 
 if TYPE_CHECKING:
     from holdall.models import ModelConfig
@@ -45,6 +45,7 @@ class ModelSettings:
             from holdall.models.own import own_config
 
             object.__setattr__(self, "model", own_config(self.model).family)
+        check_types(self)
         if any(getattr(self, field.name) != field.default for field in fields(self)):
             self.model_config()
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError
-from holdall.common.settings import name_and_value, plain_value
+from holdall.common.settings import check_types, name_and_value, plain_value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +51,7 @@ class TableSettings:
     """Round updated bf16 and fp16 rows up or down at random, so that updates too small for the type still count."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.stochastic_rounding and self.table_dtype == "float32":
             raise ConfigError(
                 "--stochastic-rounding is for tables in bf16 or fp16: give --table-dtype, or leave it out"

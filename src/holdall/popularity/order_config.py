@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types
 from holdall.common.sizes import parse_bytes, readable_bytes
 
 LEAST_EDGES = 1000
@@ -35,6 +36,7 @@ class OrderConfig:
     """Replace the output folder when it holds a data set already."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.hot < 1:
             raise ConfigError(f"hot is {self.hot}: it is a share, from 0 to below 1, of the ids that keep their rank")
         for name, least in (("window", 2), ("partners", 1), ("min_rows", 0), ("seed", 0)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.prepare_config import PrepareConfig
 
@@ -47,6 +48,7 @@ class ProfileConfig:
     """Raw files: ids of a feature counted one by one; counts are wrong by at most lookups / (counters + 1)."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.sample is not None and not 0 < self.sample <= 1:
             raise ConfigError(f"sample is {self.sample}, but must be above 0 and at most 1, such as 0.05")
         for name in ("windows", "counters"):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from holdall.common.errors import ConfigError
 from holdall.common.output_folder import check_output
+from holdall.common.settings import refuse_other_types
 from holdall.models import Model
 from holdall.serving.bundle import BUNDLE, Quality, write_bundle
 from holdall.serving.forms import Forms
@@ -53,6 +54,8 @@ def release(
     against `max_auc_loss`, or the limit of the base. `forget` is then a CSV file with the columns `feature` and
     `value`: these values are withdrawn, and score as unseen from then on.
     """
+    refuse_other_types(float, max_auc_loss=max_auc_loss, max_logloss_increase=max_logloss_increase)
+    refuse_other_types(int, polish=polish)
     run, out = Path(run), Path(out)
     folder = None if data is None else Path(data)
     limits = {"max_auc_loss": max_auc_loss, "max_logloss_increase": max_logloss_increase}

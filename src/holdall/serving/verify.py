@@ -17,6 +17,7 @@ from typing import Any
 from holdall.common.decode import decode, parse_json
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.progress import SampleProgress
+from holdall.common.settings import refuse_other_types
 from holdall.data.identity import ids_fingerprint
 from holdall.serving.bundle import Bundle
 from holdall.serving.export.export import open_export
@@ -55,6 +56,7 @@ def verify(
         raise ConfigError("there is nothing to compare the bundle with: name the run (--against), or a log (--log)")
     if export is not None and against is None:
         raise ConfigError("--export is compared on the rows of a run: name it (--against)")
+    refuse_other_types(int, rows=rows)
     if rows < 1:
         raise ConfigError(f"rows is {rows}, but must be 1 or more")
     opened = open_current(bundle, verify=True)

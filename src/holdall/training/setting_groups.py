@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from holdall.common.errors import ConfigError, did_you_mean
-from holdall.common.settings import flag, refuse_below
+from holdall.common.errors import ConfigError
+from holdall.common.settings import check_types, flag, refuse_below
 from holdall.common.sizes import parse_bytes
 from holdall.optim.config import OptimizerConfig, OptimizerName
 from holdall.optim.schedule import Schedule
@@ -82,8 +82,7 @@ class PlacementSettings:
     auto: the faster of the two."""
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGY_KINDS:
-            raise ConfigError(f"unknown strategy '{self.strategy}'{did_you_mean(self.strategy, STRATEGY_KINDS)}")
+        check_types(self)
         refuse_below(1, self, "refresh_hot")
         if self.plan is not None:
             for name in ("hot_bytes", "refresh_hot"):
@@ -150,6 +149,7 @@ class ProcessSettings:
     """Seconds that a process waits for the others in a step before it fails."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         refuse_below(1, self, "merge_every")
         if not self.timeout > 0:
             raise ConfigError(f"--timeout must be above 0 seconds, not {self.timeout}")
@@ -177,6 +177,7 @@ class OptimizerSettings:
     """Largest norm of all gradients taken as one vector; larger gradients are scaled down."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         self.optimizer_config("")
         if not self.l2 >= 0:
             raise ConfigError(f"--l2 must be 0 or more, not {self.l2}")
@@ -217,6 +218,7 @@ class ScheduleSettings:
     """Power of the polynomial that it follows."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         self.build()
 
     def build(self) -> Schedule:
@@ -245,6 +247,7 @@ class EvaluationSettings:
     """K of HR@K and NDCG@K, measured if the validation split has ranking cases; 0 to skip them."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         refuse_below(1, self, "evaluate_every", "early_stopping")
         refuse_below(0, self, "rank_at")
         if self.best_by in ("ndcg", "hr") and not self.rank_at:
@@ -266,6 +269,7 @@ class CheckpointSettings:
     """Checkpoints to keep."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         refuse_below(1, self, "keep", "save_every", "save_hot_every")
         if self.save_hot_every is not None and self.save_every is None:
             raise ConfigError("--save-hot-every needs --save-every: hot rows are laid over a full checkpoint")
@@ -292,6 +296,7 @@ class DeviceSettings:
     """Compile the dense part of the model with torch.compile."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         refuse_below(1, self, "threads")
 
 

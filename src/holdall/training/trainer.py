@@ -14,7 +14,7 @@ import torch
 
 from holdall import checkpoint
 from holdall.common.device import pick_device
-from holdall.common.errors import NonFiniteLossError
+from holdall.common.errors import ConfigError, NonFiniteLossError
 from holdall.common.progress import SampleProgress
 from holdall.common.threads import torch_threads
 from holdall.data.batch import Batch
@@ -76,6 +76,8 @@ def train(
     the step, saves a checkpoint and raises KeyboardInterrupt. `callbacks` are told what happens, and may stop the run.
     Under torchrun every process calls this, and all return the same; if torchrun is killed, they stop as after Ctrl-C.
     """
+    if not isinstance(config, TrainConfig | None):
+        raise ConfigError(f"config takes a TrainConfig, not {config!r}: write TrainConfig.of(epochs=2), for example")
     config, out, parent, called = config or TrainConfig(), Path(out), torchrun_process(), Callbacks(callbacks)
     keep_freed_memory()
     if config.device.deterministic:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdall.common.errors import ConfigError
-from holdall.common.settings import flag
+from holdall.common.settings import check_types, flag
 
 TOKEN_VARIABLE = "HOLDALL_TOKEN"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -51,6 +51,7 @@ class ServerConfig:
     """Threads that compute one batch."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         counts = ("max_rows", "max_values", "max_bytes", "batch_rows", "queue_rows", "max_connections", "memory_bytes")
         for name in (*counts, "threads"):
             if getattr(self, name) < 1:
