@@ -119,6 +119,17 @@ def train_with_callback(data: str, out: str, settings: dict[str, Any], fails: bo
     return [result["steps"], result["stopped_by"]], seen
 
 
+def start_and_stop(data: str, out: str, settings: dict[str, Any]) -> int:
+    """A run that ends before its first step."""
+
+    class Stops(Callback):
+        def on_start(self, run: Path, settings: dict[str, Any], step: int) -> None:
+            raise StopTraining
+
+    result = train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True, callbacks=[Stops()])
+    return int(result["steps"])
+
+
 def command(folder: str, words: list[str]) -> tuple[str, str, int]:
     """Output of `holdall WORDS` in a folder, on stdout and stderr, and its exit code."""
     from holdall.cli import main

@@ -15,6 +15,7 @@ from holdall.common.errors import ConfigError
 from holdall.data.synthetic import SyntheticConfig, write_prepared
 from holdall.planning.config import PlanConfig
 from holdall.planning.planner import plan
+from holdall.serving.scorer import load
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.follow_plan import STAGES_FILE
@@ -318,3 +319,14 @@ def test_a_callback_of_rank_zero_stops_all_ranks(data: Path, tmp_path: Path) -> 
         newest = checkpoint.latest(tmp_path / folder / CHECKPOINTS)
         assert newest is not None
         assert newest.name == "step-00000011"
+
+
+def test_pretrained_rows_reach_the_process_that_has_them(data: Path, tmp_path: Path, plain: Path) -> None:
+    scorer = load(plain)
+    scorer.write_vectors("C3", tmp_path / "vectors.parquet")
+    expected = scorer.model.bags.table("C3").materialize()
+    for strategy, hot_bytes in (("two-fold", "2KB"), ("table-wise", None)):
+        config = SMALL.replace(strategy=strategy, hot_bytes=hot_bytes, pretrained=(f"C3={tmp_path}/vectors.parquet",))
+        out = tmp_path / strategy
+        assert run(f"{HERE}:start_and_stop", 2, str(data), str(out), config.to_json()) == [0, 0]
+        assert torch.equal(load(out).model.bags.table("C3").materialize(), expected)

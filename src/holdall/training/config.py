@@ -68,6 +68,9 @@ class TrainConfig(Settings):
     """Seed of the initial weights and of the order of samples."""
     log_every: int = field(default=50, metadata=MAY_CHANGE)
     """Steps between rows of metrics.jsonl."""
+    pretrained: tuple[str, ...] = ()
+    """Vectors that rows start from: user=vectors.parquet, a feature and a file with the columns value (raw) and vector,
+    as `Scorer.write_vectors` writes it. Other rows start as usual."""
 
     model: ModelSettings = field(default_factory=ModelSettings)
     tables: TableSettings = field(default_factory=TableSettings)

@@ -18,6 +18,7 @@ from holdall.planning.plan import Plan
 from holdall.tables import Method
 from holdall.training.config import TrainConfig
 from holdall.training.follow_plan import PLAN_FILE
+from holdall.training.pretrained import pretrained_files
 from holdall.training.same_data import made_from
 from holdall.training.tracking import RunLog
 
@@ -25,7 +26,8 @@ from holdall.training.tracking import RunLog
 def inputs_of(data: Path, config: TrainConfig) -> list[Path]:
     """Files and folders that a run reads, which its own folder must not replace."""
     named = (config.placement.plan, config.placement.hardware, config.placement.profile)
-    return [data, *(Path(path) for path in named if path is not None)]
+    vectors = pretrained_files(config.pretrained).values()
+    return [data, *vectors, *(Path(path) for path in named if path is not None)]
 
 
 def check_inputs(data: Path, config: TrainConfig) -> None:

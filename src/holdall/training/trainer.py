@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdall import checkpoint
+from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.common.device import pick_device
 from holdall.common.errors import ConfigError, NonFiniteLossError
 from holdall.common.progress import SampleProgress
@@ -33,6 +34,7 @@ from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
+from holdall.training.pretrained import load_pretrained, pretrained_json
 from holdall.training.resume_check import refuse_other_settings, with_rates, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
@@ -196,6 +198,8 @@ class Trainer:
             rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
         resumed_at = self.step if resumed else None
         found: dict[str, Any] = {"peak_bytes": self.peak_bytes.to_json(), TABLE_SIZES: self.table_sizes}
+        if config.pretrained and self.checkpoints.full_step is None:
+            found["pretrained"] = self._load_pretrained()
         if methods is not None and self.plan is None:
             found[TABLES] = methods_to_json(methods)
         self.log = open_run_log(out, data, self.schema, config, processes, found, resumed_at)
@@ -484,6 +488,17 @@ class Trainer:
         self.loss_sum, self.loss_count = state["loss"]
         self.samples = state.get("samples", position.epoch * self.loader.num_samples + position.sample)
         self.validation.load_state(state)
+
+    def _load_pretrained(self) -> list[dict[str, object]]:
+        """Start rows from the vectors of files; what was done, for `run.json`."""
+        bags, tensors = self.model.bags, self.checkpoints.tensors()
+        done = on_all_ranks(
+            self.processes, lambda: load_pretrained(self.config.pretrained, self.data, bags, tensors, self.processes)
+        )
+        self.strategy.after_loading()
+        for one in done:
+            self._say(one.describe(self.schema.feature(one.feature).num_rows))
+        return pretrained_json(done)
 
     def _resume(self, data: Path, resume: bool) -> bool:
         """Restore the newest complete checkpoint of the run folder, if there is one; whether a run is resumed at all.
