@@ -31,7 +31,7 @@ def blocks(kind: str) -> list[str]:
 
 def test_the_walk_through_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     monkeypatch.chdir(tmp_path)
-    (rows,), (schema_text,), (commands, *_) = blocks("csv"), blocks("toml"), blocks("bash")
+    (rows, *_), (schema_text, *_), (commands, *_) = blocks("csv"), blocks("toml"), blocks("bash")
     Path("clicks.csv").write_text(rows)
     Path("clicks.toml").write_text(schema_text)
     for command in commands.splitlines():
@@ -78,5 +78,5 @@ def test_every_command_on_the_page_has_options_that_exist() -> None:
             config = overlay(PrepareConfig(), options(words, PrepareConfig, {"out"}), " ".join(words))
             seen.add(config.format)
             assert config.format in FORMATS
-    assert seen == {"criteo", "avazu", "movielens", "taobao", "bookcrossing"}
+    assert seen == {"criteo", "avazu", "movielens", "taobao", "bookcrossing", "table"}
     assert verbs == {"prepare", "train", "evaluate"}
