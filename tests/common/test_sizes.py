@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from holdall import compress, demo, release, suggest
 from holdall.common.errors import ConfigError
 from holdall.common.sizes import parse_budget, parse_bytes, readable_bytes
+from holdall.planning.config import PlanConfig
+from holdall.planning.table_settings import TableSettings
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,33 @@ def test_budgets(budget: str | float, size: int) -> None:
 def test_what_is_not_a_share(budget: str | float) -> None:
     with pytest.raises(ConfigError, match="share"):
         parse_budget(budget, 1000)
+
+
+@pytest.mark.parametrize("budget", ["1/0", "0/5", "-5%", "nan", float("nan"), "101%", "3/2", 20.0, "inf%", "-1", 0])
+def test_budgets_are_refused_before_anything_is_read(budget: str | float, tmp_path: Path) -> None:
+    model = torch.nn.ModuleDict({"t": torch.nn.Embedding(100, 4)})
+    refused: list[Callable[[Any], object]] = [
+        lambda given: TableSettings(budget=str(given)),
+        lambda given: PlanConfig.of(budget=str(given)),
+        lambda given: release(tmp_path / "no run", tmp_path / "bundle", budget=given),
+        lambda given: demo(tmp_path / "demo", budget=str(given)),
+        lambda given: suggest({"t": 100}, 4, given),
+        lambda given: compress(model, given),
+        lambda given: compress(model, given, fit=True),
+    ]
+    for call in refused:
+        with pytest.raises(ConfigError, match=r"is not a (share|size)"):
+            call(budget)
+    assert not list(tmp_path.iterdir())
+    assert type(model["t"]) is torch.nn.Embedding
+
+
+def test_one_share_in_three_writings_is_one_budget() -> None:
+    chosen = [suggest({"t": 50_000}, 16, share, "hashed") for share in (0.05, "0.05", "5%", "1/20")]
+    assert all(methods == chosen[0] for methods in chosen)
+    rows = {"t": 50_000, "u": 300}
+    by_settings = [TableSettings(method="robe", budget=share).methods(rows, 16) for share in ("0.05", "5%", "1/20")]
+    assert by_settings[0] == by_settings[1] == by_settings[2]
 
 
 def test_readable() -> None:

@@ -15,7 +15,7 @@ from holdall.common.files import quoted, write_json
 from holdall.common.folder_lock import locked
 from holdall.common.output_folder import FolderKind, Output, refuse_place
 from holdall.common.settings import refuse_other_types
-from holdall.common.sizes import readable_bytes
+from holdall.common.sizes import check_budget, readable_bytes
 from holdall.data.dataset import DataSet
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import DATA_SET
@@ -84,6 +84,7 @@ def demo(
     """
     out = Path(out)
     refuse_other_types(int, rows=rows)
+    check_budget(budget)
     refuse_place(out)
     with locked(out):
         output = Output(out, DEMO, overwrite=overwrite)

@@ -39,6 +39,12 @@ def parse_budget(budget: str | int | float, whole: int) -> int:
     return parse_bytes(budget) if share is None else int(whole * share)
 
 
+def check_budget(budget: str | int | float | None) -> None:
+    """Raise a `ConfigError` for a budget that is neither a size nor a share; None is no budget."""
+    if budget is not None:
+        parse_budget(budget, 1 << 40)
+
+
 def parse_share(text: str | int | float) -> float | None:
     """A share above 0 and at most 1 (0.05, `0.05`, `5%`, `1/20`); None for a whole number, or one with a unit."""
     written = str(text).strip()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import Settings, refuse_below
-from holdall.common.sizes import parse_budget, parse_bytes, parse_share
+from holdall.common.sizes import check_budget, parse_bytes, parse_share
 from holdall.optim.config import OptimizerConfig, OptimizerName
 from holdall.planning.model_settings import ModelSettings
 from holdall.planning.strategy_kinds import TIERS
@@ -82,7 +82,7 @@ class PlanConfig(Settings):
         """Refuse a budget that is none, and settings that choose methods as well."""
         if self.budget is None:
             return
-        parse_budget(self.budget, 1 << 40)
+        check_budget(self.budget)
         given = {"--preset": self.preset != "auto", "--allow-compression": self.allow_compression is not None}
         for option in (name for name, is_given in given.items() if is_given):
             raise ConfigError(f"--budget and {option} both choose the methods of tables: leave one out")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdall.common.errors import ConfigError
 from holdall.common.settings import check_types, name_and_value, plain_value
+from holdall.common.sizes import check_budget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +53,7 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_budget(self.budget)
         if self.stochastic_rounding and self.table_dtype == "float32":
             raise ConfigError(
                 "--stochastic-rounding is for tables in bf16 or fp16: give --table-dtype, or leave it out"

@@ -12,6 +12,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.common.output_folder import check_output
 from holdall.common.settings import refuse_other_types
+from holdall.common.sizes import check_budget
 from holdall.models import Model
 from holdall.serving.bundle import BUNDLE, Quality, write_bundle
 from holdall.serving.forms import Forms
@@ -56,6 +57,7 @@ def release(
     """
     refuse_other_types(float, max_auc_loss=max_auc_loss, max_logloss_increase=max_logloss_increase)
     refuse_other_types(int, polish=polish)
+    check_budget(budget)
     run, out = Path(run), Path(out)
     folder = None if data is None else Path(data)
     limits = {"max_auc_loss": max_auc_loss, "max_logloss_increase": max_logloss_increase}
