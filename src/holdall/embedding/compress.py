@@ -12,14 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from holdall.common.errors import ConfigError, did_you_mean
+from holdall.embedding.best_fit import BestFit, fit_best
 from holdall.embedding.compressed_embedding import CompressedEmbedding
 from holdall.embedding.compression_report import CompressedTable, CompressionReport, LeftTable
 from holdall.embedding.model_tables import ModelTable, find_tables, replace_tables
 from holdall.embedding.old_weights import OldWeight, warning_of_holders
-from holdall.embedding.precision_of_tables import counts_by_table, fit_by_counts
+from holdall.embedding.precision_of_tables import counts_by_table
 from holdall.tables import Dense, Method, Table, share_codebooks
 from holdall.tables.budget import MIN_ROWS, divide_budget
+from holdall.tables.expected_lookups import expected_lookups
 from holdall.tables.fit_tables import fit_tables
+from holdall.tables.fitting import relative_error
 from holdall.tables.table_size import TableSize
 
 TINY_ROWS = 16
@@ -48,8 +51,10 @@ def compress(
     that mean more than their rows: max_norm, weights that another module shares, hooks, parametrizations, subclasses
     with methods of their own. The report has the reason.
 
-    With `fit`, compressed tables start as the best fit of the present rows (and the report has its error); otherwise
-    afresh, with rows of the same standard deviation. Frozen tables stay frozen, and gradients are sparse where the
+    With `fit`, compressed tables start as the best fit of the present rows, and the report has its error; otherwise
+    afresh, with rows of the same standard deviation. `auto` then fits bands of precision (`PrecisionFit`), clusters and
+    narrow rows within the budget, and takes what loses least on a lookup. Bands are fixed codes: to train on, choose a
+    method that trains, such as clustered. Frozen tables stay frozen, and gradients are sparse where the
     module's were.
 
     `counts` [num_rows], by name the lookups of every row of each table, divide the budget by popularity: ids must be in
@@ -103,7 +108,8 @@ def _compress(
         )
     out = {table: _Left("is excluded", False) for table in _excluded(tables, exclude)}
     decisions: dict[ModelTable, Method | _Left]
-    fitted: dict[str, Table] = {}
+    best: BestFit | None = None
+    named = None if counts is None else counts_by_table(tables, counts)
     if counts is not None and (budget is None or method != "auto"):
         raise ConfigError("counts choose bands of rows within a budget: give both, and leave out method")
     if isinstance(method, Mapping):
@@ -116,16 +122,16 @@ def _compress(
         if not replaceable:
             whys = "; ".join(f"{table.name} {left.reason}" for table, left in out.items())
             raise ConfigError(f"no table of the model can be compressed: {whys}; nothing was changed")
-        named = None if counts is None else counts_by_table(tables, counts)
-        by_size, fitted = _by_size(replaceable, budget, method, min_rows, named, fit=fit)
+        by_size, best = _by_size(replaceable, budget, method, min_rows, named, fit=fit)
         decisions = {**out, **by_size}
     chosen = {table: choice for table in tables if isinstance(choice := decisions[table], Method)}
     left = {table: choice for table in tables if isinstance(choice := decisions[table], _Left)}
-    made = _make(chosen, fitted, fit=fit)
+    made = _make(chosen, {} if best is None else best.tables, fit=fit)
     counted: set[Tensor] = set()
     report = CompressionReport(
-        [_compressed_line(table, choice, made[table], counted) for table, choice in chosen.items()],
+        [_compressed_line(table, choice, made[table], counted, named) for table, choice in chosen.items()],
         [_left_line(table, choice) for table, choice in left.items()],
+        None if best is None else str(best),
     )
     notes = []
     if not fit and (fixed := [table.name for table, new in made.items() if not _trains(new)]):
@@ -186,10 +192,10 @@ def _by_size(
     counts: Mapping[str, Tensor] | None,
     *,
     fit: bool,
-) -> tuple[dict[ModelTable, Method | _Left], dict[str, Table]]:
+) -> tuple[dict[ModelTable, Method | _Left], BestFit | None]:
     """Decisions of one method with its settings, or of a budget, for tables that can be replaced.
 
-    Also tables that are fitted already, by name: those of a budget that is divided by `counts`.
+    Also the tables that `auto` has fitted already.
     """
     fewest = min_rows if min_rows is not None else MIN_ROWS if budget is None else 0
     if fewest and all(table.num_rows < fewest for table in tables):
@@ -198,7 +204,7 @@ def _by_size(
     if isinstance(method, Method):
         if budget is not None:
             raise ConfigError(f"give a budget or a method with its settings ({method}), not both")
-        return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}, {}
+        return {table: small.get(table, KEPT if method == Dense() else method) for table in tables}, None
     if budget is None:
         name = method if isinstance(method, str) else method.name
         raise ConfigError(f"how small? Give a budget such as '64MB' or 0.05 for method {name}")
@@ -207,22 +213,27 @@ def _by_size(
     ranked = [table for table in tables if table.num_rows >= least_rows]
     if counts is not None:
         counts = {table.name: counts[table.name] for table in ranked if table.name in counts}
-    if counts is not None and fit:
-        padding = sum(_nbytes(_padding_row(table, fit=fit)) for table in ranked)
-        kept = sum(table.weight.nbytes for table in tables if table.num_rows < least_rows) + padding
-        options = {table.name: _options(table) for table in ranked}
-        fitted = fit_by_counts(ranked, kept, budget, counts, options)
-        return {
-            table: fitted[table.name].method if table.name in fitted else small.get(table, dense) for table in tables
-        }, fitted
     sizes = {
         table.name: TableSize(table.num_rows, table.dim, table.weight.dtype, _nbytes(_padding_row(table, fit=fit)))
         for table in tables
     }
-    methods = divide_budget(sizes, budget, method, min_rows=least_rows, counts=counts)
+    best: BestFit | None = None
+    if fit and method == "auto":
+        kept = sum(sizes[table.name].dense_bytes for table in tables if table.num_rows < least_rows)
+        kept += sum(sizes[table.name].extra_bytes for table in ranked)
+        options = {table.name: _options(table) for table in ranked}
+
+        def divided(kind: type[Method]) -> dict[str, Method]:
+            return divide_budget(sizes, budget, kind, min_rows=least_rows)
+
+        best = fit_best(ranked, kept, budget, counts, options, divided) if ranked else None
+        found = {} if best is None else best.tables
+        methods = {name: found[name].method if name in found else Dense() for name in sizes}
+    else:
+        methods = divide_budget(sizes, budget, method, min_rows=least_rows, counts=counts)
     return {
         table: methods[table.name] if methods[table.name] != Dense() else small.get(table, dense) for table in tables
-    }, {}
+    }, best
 
 
 def _padding_row(table: ModelTable, *, fit: bool) -> Tensor | None:
@@ -310,10 +321,20 @@ def _trains(new: CompressedEmbedding | Table) -> bool:
 
 
 def _compressed_line(
-    table: ModelTable, method: Method, new: CompressedEmbedding | Table, counted: set[Tensor]
+    table: ModelTable,
+    method: Method,
+    new: CompressedEmbedding | Table,
+    counted: set[Tensor],
+    counts: Mapping[str, Tensor] | None,
 ) -> CompressedTable:
-    """Line of a new table; its bytes are without tensors that are in `counted`, and its own are added to those."""
-    error = (new.table if isinstance(new, CompressedEmbedding) else new).fit_error
+    """Line of a new table; its bytes are without tensors that are in `counted`, and its own are added to those.
+
+    The error of fitted rows is that of a lookup where `counts` are known.
+    """
+    rows = new.table if isinstance(new, CompressedEmbedding) else new
+    error = rows.fit_error
+    if error is not None and counts is not None:
+        error = relative_error(table.weight.detach(), rows, expected_lookups(torch.as_tensor(counts[table.name])))
     tensors = {*new.parameters(), *new.buffers()} - counted
     counted |= tensors
     sizes = (table.weight.nbytes, sum(tensor.nbytes for tensor in tensors))

@@ -23,7 +23,8 @@ class CompressedTable:
     bytes_before: int
     bytes_after: int
     error: float | None
-    """Relative error of the fitted rows; None when the table starts afresh."""
+    """Relative error of the fitted rows, each counted as often as it is looked up if that is known; None when the table
+    starts afresh."""
     other_names: tuple[str, ...] = ()
     """Other places of the same module, which have the same new table."""
 
@@ -48,6 +49,8 @@ class CompressionReport:
 
     tables: list[CompressedTable] = field(default_factory=list)
     left_alone: list[LeftTable] = field(default_factory=list)
+    choice: str | None = None
+    """Line on what `auto` took for fitted rows, with the errors of all candidates; None where it did not choose."""
 
     @property
     def bytes_before(self) -> int:
@@ -73,6 +76,8 @@ class CompressionReport:
         ratio = self.bytes_before / max(self.bytes_after, 1)
         total = f"{readable_bytes(self.bytes_before)} -> {readable_bytes(self.bytes_after)} ({ratio:,.1f} times less)"
         parts.append(f"{len(self.tables)} of {counted} tables compressed: {total}")
+        if self.choice is not None:
+            parts.append(self.choice)
         if uncounted := [line for line in self.left_alone if not line.counted]:
             size = readable_bytes(sum(line.num_bytes for line in uncounted))
             tables = "1 table" if len(uncounted) == 1 else f"{len(uncounted)} tables"

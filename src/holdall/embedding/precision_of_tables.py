@@ -50,8 +50,8 @@ def fit_by_counts(
     smallest = fit.smallest().num_bytes + kept_bytes
     if available < smallest:
         raise ConfigError(
-            f"a budget of {readable_bytes(available)} is too small for these tables: one row for all ids of every "
-            f"table, and what stays dense, takes {smallest}B; nothing was changed"
+            f"a budget of {readable_bytes(available)} is too small for these tables: the smallest that method auto "
+            f"can keep is {smallest}B, one row for all ids of every table and what stays dense; nothing was changed"
         )
     on_cpu = {name: {**its, "device": torch.device("cpu")} for name, its in options.items()}
     made = fit.fit(fit.choose(available - kept_bytes), on_cpu)

@@ -97,12 +97,23 @@ def add_rows(sums: Tensor, index: Tensor, values: Tensor) -> None:
     sums.index_put_((index,), values, accumulate=True)
 
 
-def relative_error(weight: Tensor, table: Table) -> float:
-    """Frobenius norm of `weight` minus the rows of `table`, over that of `weight`."""
-    missed = total = 0.0
-    for ids, rows in row_blocks(weight, table.device):
-        total += float(rows.square().sum())
-        missed += float((rows - table.materialize(ids)).square().sum())
+def relative_error(weight: Tensor, table: Table, lookups: Tensor | None = None) -> float:
+    """Frobenius norm of `weight` minus the rows of `table`, over that of `weight`; see `squared_error`."""
+    missed, total = squared_error(weight, table, lookups)
     if total == 0.0:
         return 0.0 if missed == 0.0 else math.inf
     return math.sqrt(missed / total)
+
+
+def squared_error(weight: Tensor, table: Table | None, lookups: Tensor | None = None) -> tuple[float, float]:
+    """Squared norms of `weight` minus the rows of `table` and of `weight`, each row counted `lookups` [num_rows] times.
+
+    Rows count once without `lookups`, and a table that is None has the rows of `weight`.
+    """
+    missed = total = 0.0
+    for ids, rows in row_blocks(weight, None if table is None else table.device):
+        times = 1.0 if lookups is None else lookups[ids.to(lookups.device)].to(rows.device, torch.float64)[:, None]
+        total += float((rows.square() * times).sum())
+        if table is not None:
+            missed += float(((rows - table.materialize(ids)).square() * times).sum())
+    return missed, total
