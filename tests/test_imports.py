@@ -47,6 +47,39 @@ def test_every_module_imports_without_the_optional_packages() -> None:
     assert result.returncode == 0, result.stderr
 
 
+POSIX_MODULES = ("fcntl", "resource", "termios", "pwd", "grp", "posix_ipc")
+POSIX_NAMES = {
+    "os": "sched_getaffinity posix_fadvise posix_fallocate fork getppid getuid geteuid pwrite pread statvfs sysconf "
+    "O_DIRECTORY O_NOFOLLOW O_DIRECT ST_RDONLY register_at_fork",
+    "signal": "SIGKILL SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM",
+    "mmap": "MADV_RANDOM MADV_DONTNEED MADV_WILLNEED MAP_SHARED MAP_PRIVATE PROT_READ PROT_WRITE",
+    "socket": "SO_REUSEPORT AF_UNIX",
+}
+"""Modules and names that Windows does not have; macOS lacks some of them."""
+
+WITHOUT_POSIX = f"""
+import importlib, sys
+import asyncio, multiprocessing, pyarrow, torch  # what others need is imported before
+
+for module in {POSIX_MODULES}:
+    sys.modules[module] = None
+for module, names in {POSIX_NAMES}.items():
+    for name in names.split():
+        if hasattr(importlib.import_module(module), name):
+            delattr(importlib.import_module(module), name)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def test_every_module_imports_without_what_only_posix_has() -> None:
+    wanted = [name for name in modules() if not name.startswith("holdall.serving.server") and "triton" not in name]
+    assert "holdall.common.folder_lock" in wanted
+    command = [sys.executable, "-c", WITHOUT_POSIX, *wanted]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_command_line_names_what_to_install() -> None:
     result = run("holdall.cli")
     assert result.returncode != 0

@@ -33,8 +33,11 @@ def sha256(path: Path) -> str:
 
 
 def fsync_file(path: Path) -> None:
-    """Force a file, or a folder's list of names, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Force a file, or a folder's list of names, to disk; Windows does not sync the latter."""
+    is_posix = hasattr(os, "O_DIRECTORY")
+    if not is_posix and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_posix else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -53,6 +53,8 @@ class MappedFile:
 
     def __init__(self, folder: Path, num_bytes: int):
         self.num_bytes = num_bytes
+        if not hasattr(mmap, "MADV_RANDOM"):
+            raise ConfigError("rows of tables on disk need madvise, which this system does not have: use --tail host")
         refuse_full_disk(folder, num_bytes)
         folder.mkdir(parents=True, exist_ok=True)
         self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115

@@ -93,7 +93,8 @@ def _time_rows(
     if can_drop:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     with mmap.mmap(descriptor, size) as mapped:
-        mapped.madvise(mmap.MADV_RANDOM)
+        if hasattr(mmap, "MADV_RANDOM"):
+            mapped.madvise(mmap.MADV_RANDOM)
         rows = torch.frombuffer(mapped, dtype=torch.float32).view(-1, width // 4)
         times = [time.perf_counter()]
         found = rows.index_select(0, places)
@@ -101,7 +102,8 @@ def _time_rows(
         rows.index_copy_(0, places, found)
         mapped.flush()
         times.append(time.perf_counter())
-        mapped.madvise(mmap.MADV_DONTNEED)
+        if hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
         times.append(time.perf_counter())
         found = rows.index_select(0, places)
         times.append(time.perf_counter())
