@@ -38,6 +38,8 @@ from holdall.models import Model as Model
 from holdall.models import ModelConfig as ModelConfig
 from holdall.models import NCFConfig as NCFConfig
 from holdall.models import TBSMConfig as TBSMConfig
+from holdall.models import TwoTower as TwoTower
+from holdall.models import TwoTowerConfig as TwoTowerConfig
 from holdall.models.loss import logloss as logloss
 from holdall.models.own import register_model as register_model
 from holdall.optim.config import OptimizerConfig as OptimizerConfig

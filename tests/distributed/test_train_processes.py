@@ -106,6 +106,27 @@ def test_spread_tables_are_those_of_one_process(name: str, data: Path, tmp_path:
     assert config.placement.strategy in (tmp_path / "run" / "rank-0.log").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("strategy", "num"), [("data-parallel", 2), ("two-fold", 4), ("table-wise", 2)], ids=lambda value: str(value)
+)
+def test_negatives_are_those_of_the_whole_batch(strategy: str, num: int, data: Path, tmp_path: Path) -> None:
+    """With four processes the last batch has fewer samples than processes: a rank without any takes part."""
+    first, second, third = (feature["name"] for feature in json.loads((data / "schema.json").read_text())["features"])
+    rows = json.loads((data / "schema.json").read_text())["splits"]["train"]["rows"]
+    batch_size = next(size for size in range(64, 512) if rows % size in (1, 2))
+    config = TrainConfig.of(
+        model="two-tower", dim=4, batch_size=batch_size, epochs=1, seed=3, timeout=20, lr=0.02, table_lr=0.05
+    ).replace(model_setting=(f"user={first},{second}", f"item={third}", "tower=8,4"))
+    whole = train(data, tmp_path / "plain", config, quiet=True)
+    extra = {"hot_bytes": "2KB"} if strategy == "two-fold" else {}
+    config = config.replace(strategy=strategy, **extra)  # type: ignore[arg-type]
+    results = run(f"{HERE}:train_run", num, str(data), str(tmp_path / "run"), config.to_json())
+    close(tensors(tmp_path / "run"), tensors(tmp_path / "plain"))
+    assert results[0]["valid"]["auc"] == pytest.approx(whole["valid"]["auc"], rel=1e-4)
+    assert results[0]["samples_bytes_per_sample"] > 0
+    assert results[0]["gradients_of_samples_bytes_per_sample"] > 0
+
+
 @pytest.mark.parametrize("strategy", ["two-fold", "table-wise"])
 def test_spread_bags_with_more_processes_than_samples(strategy: str, bag_data: Path, tmp_path: Path) -> None:
     rows = json.loads((bag_data / "schema.json").read_text())["splits"]["train"]["rows"]

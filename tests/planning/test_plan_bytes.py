@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from holdall.data.schema import Feature
-from holdall.models import DCNConfig, DeepFMConfig, DLRMConfig, NCFConfig
+from holdall.models import DCNConfig, DeepFMConfig, DLRMConfig, NCFConfig, TwoTowerConfig
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import OPTIMIZER_KINDS
@@ -153,3 +154,23 @@ def test_a_placed_model_takes_what_the_plan_says(optimizer: str, prefetch: int, 
         assert (memory[tier]["tables"], memory[tier]["table_state"]) == (rows, state_of_rows)
     assert memory["host"]["table_buffers"] == marks
     assert on_disk == memory["disk"]["tables"] + memory["disk"]["table_state"]
+
+
+def test_a_loss_of_all_pairs_is_counted() -> None:
+    """The rehearsal has the towers alone; the pairs of a batch grow with its square."""
+    config = TwoTowerConfig(dim=8, tower=(16, 4), user=("users", "hours"), item=("items",))
+    schema, lengths = schema_of(dict.fromkeys(ROWS, 500)), dict.fromkeys(ROWS, 1.0)
+    work = trace_dense_work(config, schema, "adagrad", lengths)
+    model = config.build(schema)
+    model.log_frequency = torch.zeros(500)
+    optimizers = Optimizers(model, OptimizerConfig(name="adagrad"))
+    batch = _batch(schema, 500, lengths)
+
+    def step() -> None:
+        model.training_loss(model.training_outputs(batch.dense, model.lookup(batch)), batch).backward()
+        optimizers.step()
+
+    step()
+    with LiveBytes() as live:
+        step()
+    assert 0.7 * work.step_bytes(500) < max(live.history) <= work.step_bytes(500)

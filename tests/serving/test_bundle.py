@@ -83,7 +83,7 @@ def test_every_model_of_click_logs_comes_back(name: str, bag_data: Path, tmp_pat
     assert torch.equal(scores(bundle.model(), bag_data), scores(model, bag_data))
 
 
-@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din"])
+@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din", "two-tower"])
 def test_every_model_of_implicit_data_comes_back(name: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     prepare([str(implicit_files(tmp_path / "raw"))], data, PrepareConfig(format="taobao", valid=0.1))

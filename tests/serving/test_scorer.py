@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from holdall.data.loader import Loader
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import score_split
-from holdall.models import CONFIGURATIONS, Model, ModelConfig
+from holdall.models import CONFIGURATIONS, Model, ModelConfig, TwoTowerConfig
 from holdall.serving.bundle import Origin, Quality, write_bundle
 from holdall.tables import Bands, Dense, Quantized, Shared
 from tests.serving.made_up import implicit_files
@@ -118,7 +119,7 @@ def implicit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
-@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din"])
+@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din", "two-tower"])
 def test_every_model_of_implicit_data_scores_as_evaluation(name: str, implicit: Path, tmp_path: Path) -> None:
     config: ModelConfig = CONFIGURATIONS[name]
     model = config.build(Schema.load(implicit), Bands(((3, Quantized()), (None, Shared(rows=2)))))
@@ -129,6 +130,49 @@ def test_every_model_of_implicit_data_scores_as_evaluation(name: str, implicit: 
     needed = [*scorer.reads, *(column.name for column in scorer.schema.dense)]
     rows = [{name: row[name] for name in needed} for row in raw_rows(implicit)]
     np.testing.assert_allclose(scorer.score(rows), torch.sigmoid(expected).numpy(), rtol=0, atol=1e-6)
+
+
+TOWERS = TwoTowerConfig(
+    dim=4, tower=(8, 6), user=("user", "history", "num_events"), item=("item", "brand", "category"), temperature=0.5
+)
+
+
+def test_vectors_of_towers(implicit: Path, tmp_path: Path) -> None:
+    """Products of vectors are the logits, and the file of all items has the vectors of their rows."""
+    model = TOWERS.build(Schema.load(implicit))
+    write(tmp_path / "bundle", model, TOWERS, implicit)
+    scorer = holdall.load(tmp_path / "bundle")
+    rows = raw_rows(implicit)
+    users, items = scorer.user_vectors(rows), scorer.item_vectors(rows)
+    assert users.shape == items.shape == (len(rows), 6)
+    logits = scorer.logits(scorer.encode(rows)).numpy()
+    np.testing.assert_allclose((users * items).sum(1) / 0.5, logits, rtol=0, atol=1e-5)
+    alone = [{name: row[name] for name in ("item", "brand", "category")} for row in rows]
+    assert np.array_equal(scorer.item_vectors(alone), items)
+    with pytest.raises(DataError, match="num_events"):
+        scorer.user_vectors(alone)
+    assert scorer.item_vectors([]).shape == (0, 6)
+    num_rows = scorer.write_item_vectors(tmp_path / "items.parquet")
+    table = pq.read_table(tmp_path / "items.parquet")
+    assert num_rows == len(table) == scorer.schema.feature("item").num_rows
+    assert table["id"].to_pylist() == list(range(num_rows))
+    written = dict(zip(table["value"].to_pylist(), table["vector"].to_pylist(), strict=True))
+    for row, vector in zip(rows, items, strict=True):
+        if row["item"] in written:
+            np.testing.assert_allclose(written[row["item"]], vector, rtol=0, atol=1e-6)
+    with pytest.raises(ConfigError, match="exists already"):
+        scorer.write_item_vectors(tmp_path / "items.parquet")
+
+
+def test_models_without_towers_and_items_without_attributes(data: Path, implicit: Path, tmp_path: Path) -> None:
+    write(tmp_path / "dlrm", SMALL.build(Schema.load(data)), SMALL, data)
+    with pytest.raises(ConfigError, match="DLRM has no towers: use vectors"):
+        holdall.load(tmp_path / "dlrm").item_vectors([])
+    config = replace(TOWERS, user=("user",), item=("item", "num_events"))
+    write(tmp_path / "bundle", config.build(Schema.load(implicit)), config, implicit)
+    with pytest.raises(ConfigError, match=r"reads 'num_events', and .* does not know it of every item: give the items"):
+        holdall.load(tmp_path / "bundle").write_item_vectors(tmp_path / "items.parquet")
+    assert not (tmp_path / "items.parquet").exists()
 
 
 def test_a_run_scores_as_its_bundle(data: Path, tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_settings_that_may_change() -> None:
         ({}, (0.002, 0.06)),
         ({"model": "dcn", "optimizer": "adagrad"}, (0.002, 0.06)),
         ({"model": "deepfm"}, (0.004, 0.02)),
+        ({"model": "two-tower"}, (0.003, 0.06)),
         ({"table_lr": 0.5}, (0.002, 0.5)),
         ({"lr": 0.01}, (0.01, None)),
         ({"lr": 0.01, "table_lr": 0.5}, (0.01, 0.5)),

@@ -32,7 +32,7 @@ def entropy(rate: float) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
 
 
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", [name for name, one in CONFIGURATIONS.items() if not one.in_batch_negatives])
 @pytest.mark.parametrize("rate", [0.0017, 0.5])
 def test_every_configuration_starts_at_the_rate(name: str, rate: float) -> None:
     config = TrainConfig.of(model=name, model_scale=1 / 8)

@@ -31,6 +31,7 @@ FAMILIES = {
     "gmf": SMALL.replace(model="gmf", model_setting=("factors=4",)),
     "tbsm": SMALL.replace(model="tbsm", dim=4, model_setting=("length=5", "event=16,8"), top=(16,)),
     "din": SMALL.replace(model="din", dim=4, model_setting=("length=5", "attention=8"), top=(16,)),
+    "two-tower": SMALL.replace(model="two-tower", dim=4, model_setting=("item=item,category", "tower=16,8")),
     "tbsm with hashed tables": SMALL.replace(
         model="tbsm", dim=4, method="hashed", setting=("buckets=20",), min_rows=1, model_setting=("length=5",)
     ),

@@ -257,7 +257,7 @@ def test_early_stopping_needs_a_validation_split(tmp_path: Path) -> None:
 def test_compiled_dense_part_gives_the_same_loss(data: Path, tmp_path: Path) -> None:
     plain = Trainer(data, tmp_path / "plain", SMALL, quiet=True)
     compiled = Trainer(data, tmp_path / "compiled", SMALL, quiet=True)
-    compiled.steps._score = torch.compile(compiled.model.score, backend="aot_eager")
+    compiled.steps._outputs = torch.compile(compiled.model.training_outputs, backend="aot_eager")
     for batch in list(plain.loader.epoch(0))[:3]:
         assert compiled.train_step(batch) == pytest.approx(plain.train_step(batch), rel=1e-6)
 

@@ -59,6 +59,19 @@ class Ids:
         weights = None if self.weights is None else self.weights[lookups]
         return replace(self, values=self.values[lookups], offsets=offsets, weights=weights)
 
+    def select(self, positions: Sequence[int]) -> Ids:
+        """The features at these positions alone, in that order; itself where these are all."""
+        if list(positions) == list(range(self.num_features)):
+            return self
+        if self.offsets is None:
+            weights = None if self.weights is None else features_at(self.weights, positions)
+            return Ids(features_at(self.values, positions), None, len(positions), weights)
+        lengths = self.offsets.diff().view(self.num_features, -1)[list(positions)]
+        offsets = torch.nn.functional.pad(lengths.flatten().cumsum(0), (1, 0))
+        bags = [self.bag(position) for position in positions]
+        weights = None if self.weights is None else torch.cat([one for _, _, one in bags if one is not None])
+        return Ids(torch.cat([values for values, _, _ in bags]), offsets, len(positions), weights)
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Ids:
         return self.each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 

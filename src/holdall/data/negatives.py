@@ -187,11 +187,11 @@ class NegativeSampling(Loader):
 
 
 def training_loader(data: DataSet, batch_size: int, *, num_negatives: int = 4, **options: Any) -> Loader:
-    """Loader for a split: with negatives for a split of positives alone, otherwise a plain one.
+    """Loader for a split: with negatives for a split of positives alone, otherwise, or for none of them, a plain one.
 
     `batch_size` counts all rows of a batch; with negatives a batch has the most whole groups that fit, at least one.
     """
-    if not (data.folder / ITEMS_FILE).exists():
+    if not num_negatives or not (data.folder / ITEMS_FILE).exists():
         return Loader(data, batch_size, **options)
     positives = max(1, batch_size // (1 + num_negatives))
     return NegativeSampling(data, positives, num_negatives=num_negatives, **options)
@@ -200,7 +200,7 @@ def training_loader(data: DataSet, batch_size: int, *, num_negatives: int = 4, *
 def positive_rate(data: DataSet, num_negatives: int = 4) -> float:
     """Share of label 1 among the rows that `training_loader` gives, by weight where they have weights; above 0 and
     below 1 also where all are alike."""
-    if (data.folder / ITEMS_FILE).exists():
+    if num_negatives and (data.folder / ITEMS_FILE).exists():
         return 1 / (1 + num_negatives)
     split = data.schema.splits[data.split]
     if split.weights is not None:

@@ -11,6 +11,7 @@ from holdall.models.model import Model, ModelConfig
 from holdall.models.ncf import NCF, NCFConfig
 from holdall.models.own import own_config
 from holdall.models.tbsm import TBSM, TBSMConfig
+from holdall.models.two_tower import TwoTower, TwoTowerConfig
 
 CONFIGURATIONS: dict[str, ModelConfig] = {
     "dlrm": DLRMConfig(),
@@ -22,6 +23,7 @@ CONFIGURATIONS: dict[str, ModelConfig] = {
     "gmf": NCFConfig(parts="gmf"),
     "ncf-mlp": NCFConfig(parts="mlp"),
     "tbsm": TBSMConfig(),
+    "two-tower": TwoTowerConfig(),
     "rmc1": TBSMConfig(dim=16, bottom=(), event=(15, 15), top=(60,), length=20),  # Taobao
     "rmc2": DLRMConfig(dim=16, bottom=(512, 256, 64), top=(512, 256)),  # Criteo Kaggle
     "rmc3": DLRMConfig(dim=64, bottom=(512, 256), top=(512, 512, 256)),  # Criteo Terabyte
@@ -64,5 +66,7 @@ __all__ = [
     "ModelConfig",
     "NCFConfig",
     "TBSMConfig",
+    "TwoTower",
+    "TwoTowerConfig",
     "configuration",
 ]

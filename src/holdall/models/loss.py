@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from holdall.models.model import LookedUp
+if TYPE_CHECKING:
+    from holdall.models.model import LookedUp
 
 
 def logloss(logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:

@@ -79,6 +79,9 @@ class NCFConfig(ModelConfig):
                 raise ConfigError(f"ncf reads one id of a user and one of an item, '{feature.name}' has several")
         return replace(schema, features=features)
 
+    def reads_dense(self, schema: Schema) -> bool:
+        return False
+
 
 class NCF(Model):
     """Logits [B] of a batch. `positions` are those of the user and the item among its features; dim D."""

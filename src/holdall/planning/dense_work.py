@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdall.data.batch import Batch, Ids
 from holdall.data.schema import Schema
+from holdall.models import TwoTower
 from holdall.models.layers import MLP
 from holdall.models.model import Model, ModelConfig
 from holdall.optim.config import OptimizerConfig
@@ -27,6 +28,10 @@ from holdall.optim.optimizers import Optimizers
 
 SIZES = (16, 32)
 """Batch sizes of the two runs."""
+
+
+PAIR_BYTES = 21
+"""Bytes of a loss that compares all pairs of samples, for each pair: scores, exponentials, gradients and a mask."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,13 @@ class DenseWork:
     state_bytes: int
     live: tuple[tuple[float, float], ...]
     """(bytes, bytes per sample) allocated at each operation of a step, beyond parameters and their state."""
+    pair_dim: int = 0
+    """Numbers of the vectors that a loss compares, those of each sample with those of all; 0 for a loss by sample."""
 
     def step_bytes(self, batch_size: int) -> int:
         """Peak bytes of a step of this batch size."""
-        return max((round(base + each * batch_size) for base, each in self.live), default=0)
+        peak = max((round(base + each * batch_size) for base, each in self.live), default=0)
+        return peak + (PAIR_BYTES * batch_size**2 if self.pair_dim else 0)
 
 
 class LiveBytes(TorchDispatchMode):
@@ -132,6 +140,7 @@ def trace_dense_work(config: ModelConfig, schema: Schema, optimizer: str, length
         parameter_bytes=sum(parameter.nbytes for parameter in dense),
         state_bytes=sum(kind.dense_state_bytes(parameter) for parameter in dense),
         live=_lines(*histories),
+        pair_dim=model.config.tower[-1] if isinstance(model, TwoTower) else 0,
     )
 
 

@@ -21,7 +21,7 @@ class ModelSettings:
     """Model: a named configuration, and changes to its sizes."""
 
     model: str = "dlrm"
-    """Model: dlrm, dcn, deepfm, din, ncf, tbsm, or a named configuration such as rmc2, dlrm-small, gmf, syn-m1.
+    """Model: dlrm, dcn, deepfm, din, ncf, tbsm, two-tower, or a named configuration such as rmc2, gmf, syn-m1.
     Or a model of your own as package.module:Config, which is imported; the current folder is searched, too."""
     dim: int | None = None
     """Numbers in a table row; the model's own when absent."""

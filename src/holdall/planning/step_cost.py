@@ -356,6 +356,8 @@ def dense_seconds(problem: Problem) -> float:
     total = 4 * hardware.call  # the loss and its gradient
     for layer in problem.work.layers:
         total += layer_seconds(layers, layer.inputs, layer.outputs, size * layer.per_sample)
+    if problem.work.pair_dim:
+        total += layer_seconds(layers, problem.work.pair_dim, size, size)
     if problem.work.interaction is not None:
         vectors, dim, times = problem.work.interaction
         total += interaction_seconds(interactions or hardware.interactions, vectors, dim, size * times)

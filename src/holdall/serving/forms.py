@@ -68,7 +68,7 @@ class Forms:
         return training_loader(
             DataSet(self.data, "train"),
             config.batch_size,
-            num_negatives=config.negatives,
+            num_negatives=config.num_negatives,
             shuffle=config.sample_order,
             seed=config.seed,
         )

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.evaluation.evaluate_model import score_split
@@ -53,6 +54,11 @@ class Polish:
 
 def polish(forms: Forms, model: Model, epochs: int, rows: Tensor) -> tuple[Model, Polish]:
     """The form `model` after at most `epochs` epochs at each rate, or itself; chosen by validation rows [n] bool."""
+    if forms.config.model.model_config().in_batch_negatives:
+        raise ConfigError(
+            f"a polish is chosen by logloss, and the scores of {forms.config.model.model} are no probabilities: leave "
+            f"--polish out"
+        )
     before = chosen_logloss(forms, model, rows)
     found, best = model, Polish(None, 0, before, before)
     for rate in RATES:

@@ -33,8 +33,9 @@ from holdall.serving.id_lookup import IdLookup, open_lookups
 from holdall.serving.published_folder import is_published, open_current
 from holdall.serving.raw_rows import RowFormat
 from holdall.serving.row_encoder import EncodedBatch, RowEncoder
+from holdall.serving.tower_vectors import item_blocks, row_vectors, two_tower
 from holdall.serving.trained_run import TrainedRun
-from holdall.serving.vectors import feature_rows, write_vectors
+from holdall.serving.vectors import feature_rows, write_blocks, write_vectors
 from holdall.training.tracking import RUN_FILE
 
 Floats = npt.NDArray[np.float32]
@@ -61,7 +62,7 @@ def load(path: str | Path, *, device: str = "cpu", mmap: bool = True) -> Scorer:
     reads = [feature.name for feature in run.config.model.model_config().reads(run.schema).features]
     lookups = open_lookups(run.data, run.schema, reads)
     fingerprint = json_digest({"run": run.origin.run, "checkpoint": run.origin.checkpoint})
-    return Scorer(path, model, run.schema, lookups, step=run.origin.step, fingerprint=fingerprint)
+    return Scorer(path, model, run.schema, lookups, step=run.origin.step, fingerprint=fingerprint, data=run.data)
 
 
 def load_bundle(bundle: Bundle, *, device: str = "cpu", mmap: bool = True) -> Scorer:
@@ -86,8 +87,11 @@ class Scorer:
         *,
         step: int | None = None,
         fingerprint: str,
+        data: Path | None = None,
     ):
+        """`data` is the folder with the attributes of items; `path` when None."""
         self.path = path
+        self._data = path if data is None else Path(data)
         self.model = model
         self.step = step
         """Training step of the model; None where it is not known."""
@@ -190,6 +194,29 @@ class Scorer:
         """
         self._check_reads(feature)
         return write_vectors(self.model, feature, self.lookups[feature], Path(path), overwrite=overwrite)
+
+    def user_vectors(self, rows: Any) -> Floats:
+        """Vectors [R, K] of the users of rows, by the user's tower of a two-tower model.
+
+        Rows are in any form that `score` takes, with the columns of that tower. The product with `item_vectors`,
+        divided by the model's temperature, is the logit.
+        """
+        return row_vectors(two_tower(self.model), "user", self._rows, rows)
+
+    def item_vectors(self, rows: Any) -> Floats:
+        """Vectors [R, K] of the items of rows, by the item's tower of a two-tower model; see `user_vectors`."""
+        return row_vectors(two_tower(self.model), "item", self._rows, rows)
+
+    def write_item_vectors(self, path: str | Path, *, overwrite: bool = False) -> int:
+        """Write the vectors of all known items, by the item's tower, for an index of nearest neighbours.
+
+        File, result and memory are those of `write_vectors`. Attributes that the tower reads are those of the data set
+        (implicit data has them).
+        """
+        model = two_tower(self.model)
+        blocks = item_blocks(model, self.schema, self._data)
+        lookup = self.lookups[model.config.item[0]]
+        return write_blocks(blocks, model.config.tower[-1], lookup, Path(path), overwrite=overwrite)
 
     def _check_reads(self, feature: str) -> None:
         self.schema.feature(feature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,22 +41,36 @@ def write_vectors(model: Model, feature: str, lookup: IdLookup, path: Path, *, o
 
     The file appears under its name when it is complete.
     """
+    step = max(1, BLOCK_BYTES // (4 * model.bags.dim))
+
+    def blocks() -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
+        for start in range(0, lookup.num_rows, step):
+            stop = min(start + step, lookup.num_rows)
+            yield start, stop, feature_rows(model, feature, np.arange(start, stop))
+
+    return write_blocks(blocks(), model.bags.dim, lookup, path, overwrite=overwrite)
+
+
+def write_blocks(
+    blocks: Iterable[tuple[int, int, npt.NDArray[np.float32]]],
+    dim: int,
+    lookup: IdLookup,
+    path: Path,
+    *,
+    overwrite: bool = False,
+) -> int:
+    """Write vectors of `dim` numbers, given as first id, last id + 1 and [n, dim] of consecutive blocks."""
     if path.exists() and not overwrite:
         raise ConfigError(f"{path} exists already: name another file, or pass overwrite=True")
-    dim = model.bags.dim
     vector = pa.list_(pa.float32(), dim)
     schema = pa.schema([("id", pa.int64()), ("value", pa.string()), ("count", pa.int64()), ("vector", vector)])
-    step = max(1, BLOCK_BYTES // (4 * dim))
     partial = path.with_name(path.name + PARTIAL)
     try:
         with pq.ParquetWriter(partial, schema) as writer:
-            for start in range(0, lookup.num_rows, step):
-                stop = min(start + step, lookup.num_rows)
-                ids = np.arange(start, stop)
-                rows = feature_rows(model, feature, ids)
+            for start, stop, rows in blocks:
                 texts, counts = lookup.rows(start, stop)
                 columns = [
-                    pa.array(ids),
+                    pa.array(np.arange(start, stop)),
                     texts,
                     pa.array(counts),
                     pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), dim),

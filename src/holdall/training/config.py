@@ -63,7 +63,7 @@ class TrainConfig(Settings):
     run keeps its order."""
     negatives: int = 4
     """Negative items drawn in every epoch for each event of implicit data (movielens, taobao, yelp).
-    They count as samples of a batch."""
+    They count as samples of a batch. two-tower draws none: its negatives are the other items of a batch."""
     seed: int = 0
     """Seed of the initial weights and of the order of samples."""
     log_every: int = field(default=50, metadata=MAY_CHANGE)
@@ -86,6 +86,8 @@ class TrainConfig(Settings):
         self.check_parts()
         refuse_below(1, self, "epochs", "steps", "batch_size", "negatives", "log_every")
         refuse_below(0, self, "seed")
+        if self.negatives != type(self).negatives and self.model.model_config().in_batch_negatives:
+            raise ConfigError(f"{self.model.model} takes the items of its batch as negatives: leave --negatives out")
         if self.placement.plan is not None:
             refuse_with_plan(self.tables, "method")
             refuse_with_plan(self.tables, "budget")
@@ -106,6 +108,11 @@ class TrainConfig(Settings):
             raise ConfigError(
                 f"--clip-norm needs the norm of all gradients, which no process of --strategy {strategy} has"
             )
+
+    @property
+    def num_negatives(self) -> int:
+        """Negatives drawn for each event of implicit data."""
+        return 0 if self.model.model_config().in_batch_negatives else self.negatives
 
     @property
     def sample_order(self) -> Shuffle:

@@ -18,7 +18,7 @@ from torch import Tensor
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
 from holdall.distributed.processes import PeerError
-from holdall.models.loss import logloss, squared_length
+from holdall.models.loss import squared_length
 from holdall.optim.optimizers import Optimizers
 from holdall.runtime.captured_step import CapturedStep
 from holdall.training.config import TrainConfig
@@ -49,7 +49,8 @@ class TrainStep:
         self.stop_requested = Interrupt()
         """Set on all ranks in the same step, after one of them got a signal to stop."""
         self._refuse = refuse
-        self._score = torch.compile(strategy.model.score) if config.device.compile else strategy.model.score
+        outputs = strategy.model.training_outputs
+        self._outputs = torch.compile(outputs) if config.device.compile else outputs
         self.graph = self._make_graph()
         self.reads_losses_later = self.device.type != "cpu"
         self._unread: list[tuple[str, Batch, Tensor]] = []
@@ -105,10 +106,10 @@ class TrainStep:
         A rank's share of that loss is the mean over its own samples, times their share of all samples.
         """
         share = len(batch) / num_samples
-        loss = self.loss(batch, moved) * share if len(batch) else torch.zeros((), device=self.device)
+        loss = self.loss(batch, moved) * share if len(batch) else self._loss_of_no_samples(moved)
         exchange.begin(step, len(batch), loss.detach(), stop)
         with self.strategy.stages.stage("backward"):
-            if len(batch):
+            if loss.requires_grad:
                 loss.backward()
         with self.strategy.stages.stage("exchange"):
             signals = exchange.finish()
@@ -128,16 +129,24 @@ class TrainStep:
         self.strategy.after_step(step + 1)
 
     def loss(self, batch: Batch, moved: Batch) -> Tensor:
-        """Mean weighted logloss of a batch, plus the penalty on the vectors it looks up; `moved` is on the device."""
+        """Mean loss of a batch, plus the penalty on the vectors it looks up; `moved` is on the device."""
         kind, bf16 = self.device.type, self.config.device.precision == "bf16"
         # On a GPU the lookup of dense tables writes bf16 vectors; the kernels of a CPU would make a second copy.
         with _bf16(kind, bf16 and kind == "cuda"), self.strategy.stages.stage("lookup"):
             looked_up = self.strategy.lookup(batch, moved)
         with _bf16(kind, bf16), self.strategy.stages.stage("dense"):
-            logits = self._score(moved.dense, looked_up)
-        loss = logloss(logits, moved.label, moved.weight)
+            outputs = self._outputs(moved.dense, looked_up)
+        loss = self.strategy.model.training_loss(outputs, moved, self.strategy.gather)
         l2 = self.config.optimizer.l2
         return loss + l2 * squared_length(looked_up) / len(moved) if l2 else loss
+
+    def _loss_of_no_samples(self, moved: Batch) -> Tensor:
+        """0; with `gather`, a loss whose gradients take part in the collectives of the other ranks."""
+        model, gather = self.strategy.model, self.strategy.gather
+        if gather is None:
+            return torch.zeros((), device=self.device)
+        vectors = torch.zeros(0, model.bags.num_features, model.bags.dim, device=self.device)
+        return model.training_loss(model.training_outputs(moved.dense, vectors), moved, gather)
 
     # --- losses that are read later ----------------------------------------------------------------------------------
 

@@ -161,7 +161,10 @@ class Trainer:
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         keeps_best = config.evaluation.keep_best and not config.placement.kind.merges_tables
-        self.validation = Validation(data, self.schema, config.evaluation, keeps_best=keeps_best)
+        in_batch = config.model.model_config().in_batch_negatives
+        self.validation = Validation(
+            data, self.schema, config.evaluation, keeps_best=keeps_best, has_probabilities=not in_batch
+        )
         torch.manual_seed(config.seed)
         self.strategy = strategy(config, self.data, self.device, out / SCRATCH, self.plan, processes, methods)
         self.model, self.loader = self.strategy.model, self.strategy.loader

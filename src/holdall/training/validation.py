@@ -19,8 +19,17 @@ from holdall.training.setting_groups import EvaluationSettings
 class Validation:
     """Evaluations of a run on the validation split of `data`, if there is one. `DataCheck` compares its files."""
 
-    def __init__(self, data: Path, schema: Schema, settings: EvaluationSettings, *, keeps_best: bool = True):
-        self.settings, self.keeps_best = settings, keeps_best
+    def __init__(
+        self,
+        data: Path,
+        schema: Schema,
+        settings: EvaluationSettings,
+        *,
+        keeps_best: bool = True,
+        has_probabilities: bool = True,
+    ):
+        """`has_probabilities`: whether the scores of the model are some, so that logloss can tell the best one."""
+        self.settings, self.keeps_best, self.has_probabilities = settings, keeps_best, has_probabilities
         has_rows = "valid" in schema.splits and schema.splits["valid"].rows > 0
         self.split = DataSet(data, "valid", check=False) if has_rows else None
         if settings.early_stopping is not None and self.split is None:
@@ -41,9 +50,11 @@ class Validation:
 
     def _metric_of_the_best(self, data: Path, schema: Schema) -> str:
         """The metric, by its name in an evaluation, that decides which model is the best."""
-        k, chosen = self.settings.rank_at, self.settings.best_by
+        k, chosen = self.settings.rank_at, str(self.settings.best_by)
         if chosen == "auto":
-            chosen = "ndcg" if self.has_ranking else "logloss"
+            has_auc = self.split is not None and 0 < schema.splits["valid"].positives < len(self.split)
+            of_rows = "auc" if has_auc and not self.has_probabilities else "logloss"
+            chosen = "ndcg" if self.has_ranking else of_rows
         if chosen in ("ndcg", "hr") and not self.has_ranking:
             raise ConfigError(
                 f"--best-by {chosen} needs ranking cases for the validation split, and {data} has none: they are "

@@ -70,7 +70,7 @@ def test_models_of_clicks(config: ModelConfig, bags: Path) -> None:
     assert max(differences(config.build(schema), config, schema)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din", "dlrm"])
+@pytest.mark.parametrize("name", ["ncf", "gmf", "ncf-mlp", "tbsm", "din", "two-tower", "dlrm"])
 def test_models_of_histories(name: str, events: Path) -> None:
     schema, config = Schema.load(events), CONFIGURATIONS[name].scaled(0.1)
     assert max(differences(config.build(schema), config, schema)) < 1e-5

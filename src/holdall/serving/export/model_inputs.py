@@ -21,7 +21,7 @@ from holdall.common.errors import ConfigError
 from holdall.data.batch import Batch
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.embedding.id_checks import check_feature
-from holdall.models import ModelConfig, NCFConfig
+from holdall.models import ModelConfig
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -51,7 +51,7 @@ class ModelInputs:
     def of(cls, config: ModelConfig, schema: Schema) -> ModelInputs:
         """Inputs of a model of these settings for the rows of a data set."""
         features = config.reads(schema).features
-        dense = () if isinstance(config, NCFConfig) else schema.dense  # which scores pairs alone
+        dense = schema.dense if config.reads_dense(schema) else ()
         return cls(dense, features, tuple(schema.features.index(feature) for feature in features))
 
     @property

@@ -6,6 +6,7 @@ by the graph. The fast paths of `EmbeddingBags` are not part of it: kernels, and
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -113,6 +114,13 @@ class TracedIds:
     def bag(self, position: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """As `Ids.bag`; offsets are None for features with one id a row."""
         return self._bags[position]
+
+    def select(self, positions: Sequence[int]) -> TracedIds:
+        """As `Ids.select`, for the features that the model reads."""
+        made = copy.copy(self)
+        made.num_features = len(positions)
+        made._bags = {place: self._bags[position] for place, position in enumerate(positions)}
+        return made
 
     def lengths_differ(self, positions: Sequence[int]) -> Tensor:
         """[B]: whether the bags of these features have different numbers of ids."""

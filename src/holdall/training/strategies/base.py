@@ -23,7 +23,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.negatives import positive_rate, training_loader
 from holdall.distributed.processes import SINGLE_PROCESS, Processes
 from holdall.evaluation.evaluate_model import SplitShare
-from holdall.models.model import LookedUp, Model
+from holdall.models.model import Gather, LookedUp, Model
 from holdall.optim.optimizers import Optimizers
 from holdall.planning.plan import Plan
 from holdall.planning.strategy_kinds import StrategyKind
@@ -61,6 +61,8 @@ class Strategy(ABC):
     kind: ClassVar[StrategyKind]
     exchange: GradientExchange | None = None
     """Sums gradients over processes; None for a strategy of one process. `attach` sets it."""
+    gather: Gather | None = None
+    """Concatenates samples over processes, for a loss that compares them; None where it need not. `attach` sets it."""
 
     def __init__(
         self,
@@ -80,7 +82,8 @@ class Strategy(ABC):
         """Method of each table; those of the settings when None."""
         self.stages = StageTimes(device)
         self.model = self._build_model()
-        self.model.start_at_rate(positive_rate(data, config.negatives))
+        self.model.start_at_rate(positive_rate(data, config.num_negatives))
+        self.model.read_training_split(data)
         self.loader = self._build_loader()
 
     @abstractmethod
@@ -91,7 +94,7 @@ class Strategy(ABC):
         return training_loader(
             self.data,
             self.config.batch_size,
-            num_negatives=self.config.negatives,
+            num_negatives=self.config.num_negatives,
             shuffle=self.config.sample_order,
             seed=self.config.seed,
             rank=self.processes.rank,

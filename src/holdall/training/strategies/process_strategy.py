@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from holdall.common.errors import ConfigError
 from holdall.data.batch import Ids
 from holdall.distributed.collectives import Collectives
+from holdall.distributed.gather_samples import GatherSamples
 from holdall.evaluation.evaluate_model import SplitShare
 from holdall.models.model import Model
 from holdall.optim.optimizers import Optimizers, SquaredNorm
@@ -53,6 +54,10 @@ class ProcessStrategy(Strategy):
         self.row_groups = optimizers.row_groups
         replicated = self._replicated(optimizers).values()
         self.exchange = GradientExchange(replicated, self.collectives, self._exchange_rows, self._squared_norm)
+        if self.config.model.model_config().in_batch_negatives:
+            own = Collectives(self.processes, own_group=True)
+            self.exchange.collectives.append(own)
+            self.gather = GatherSamples(own)
 
     def _replicated(self, optimizers: Optimizers) -> Mapping[str, nn.Parameter]:
         """Dense parameters that every rank has."""
