@@ -45,7 +45,7 @@ def schema(
 
     Args:
         action: What to do; infer a schema.
-        source: CSV, TSV or Parquet file, compressed or not.
+        source: CSV, TSV, Parquet or JSON lines file, compressed or not.
         label: Column of the label; guessed by name and values when absent.
         out: File to write, which must not exist; the schema is printed when absent.
     """

@@ -22,7 +22,8 @@ from holdall.data.blocks import read_blocks
 from holdall.data.formats.table import parse_layout
 from holdall.data.guess_columns import Guess, document, guess_columns
 from holdall.data.layout import Layout, RawFeature, TextFormat
-from holdall.data.read_parquet import SUFFIXES, for_polars
+from holdall.data.read_lines import Record, is_json, names_in, parse_json, parsed, text_of, value_at
+from holdall.data.read_parquet import SUFFIXES, flat_batch, for_polars
 from holdall.data.read_text import read_header, read_text, without_mark
 from holdall.data.rows import import_polars
 from holdall.data.sources import find_sources
@@ -47,7 +48,8 @@ QUOTING: tuple[dict[str, Any], ...] = (
 
 
 def schema(source: str | Path, *, label: str | None = None) -> str:
-    """A TOML schema for `prepare --format table`, guessed from the first rows of a CSV, TSV or Parquet file.
+    """A TOML schema for `prepare --format table`, guessed from the first rows of a CSV, TSV, Parquet or JSON
+    lines file.
 
     A comment says why each column is what it is. `label` names the column of the label, which is guessed otherwise.
     """
@@ -55,6 +57,8 @@ def schema(source: str | Path, *, label: str | None = None) -> str:
     (path,) = find_sources([source], Path("schema.toml"))[:1]
     if path.suffix in SUFFIXES:
         frame, text = read_sample(path), None
+    elif is_json(path):
+        frame, text = read_json_sample(path), None
     else:
         text = guess_text_format(path)
         frame, text = read_text_sample(path, text)
@@ -120,7 +124,7 @@ def read_sample(path: Path) -> pl.DataFrame:
         with pq.ParquetFile(path) as file:
             batches, num_rows = [], 0
             for batch in file.iter_batches(batch_size=min(MAX_ROWS, 1 << 16)):
-                batches.append(for_polars(batch))
+                batches.append(for_polars(flat_batch(batch)))
                 num_rows += len(batch)
                 if num_rows >= MAX_ROWS:
                     break
@@ -129,6 +133,31 @@ def read_sample(path: Path) -> pl.DataFrame:
     if not num_rows:
         raise DataError(f"{path} holds no rows: name a file with rows")
     return pl.from_arrow(pa.concat_tables(batches).slice(0, MAX_ROWS))
+
+
+def read_json_sample(path: Path) -> pl.DataFrame:
+    """The first rows of a file of JSON lines: text, and lists of it."""
+    pl = import_polars()
+    records: list[Record] = []
+    with closing(read_blocks(path, SAMPLE_BYTES)) as blocks:  # type: ignore[type-var]
+        for block in blocks:
+            found, _, refused, _ = parsed(block, parse_json)
+            if refused and not records and not found:
+                raise DataError(f"{path}, line {refused[0].line}: {refused[0].reason}")
+            records += found
+            if len(records) >= MAX_ROWS:
+                break
+    records = records[:MAX_ROWS]
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for record in records for name in names_in(record)):
+        values = [value_at(record, name) for record in records]
+        if any(isinstance(value, list) for value in values):
+            pieces = [[str(piece) for piece in value] if isinstance(value, list) else None for value in values]
+            columns[name] = pl.Series(pieces, dtype=pl.List(pl.String))
+        else:
+            texts = [None if value == "NaN" else text_of(value, whole=False, number=False) for value in values]
+            columns[name] = pl.Series(texts, dtype=pl.String)
+    return pl.DataFrame(columns)
 
 
 def read_text_sample(path: Path, text: TextFormat) -> tuple[pl.DataFrame, TextFormat]:

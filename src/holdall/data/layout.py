@@ -192,6 +192,8 @@ class Layout:
     features: tuple[RawFeature, ...] = ()
     text: TextFormat | None = None
     """For text files; Parquet files describe themselves."""
+    lines: Literal["libsvm"] | None = None
+    """Lines of another form than `text`: `label index:value ...`."""
     max_value_bytes: int = MAX_VALUE_BYTES
     """Rows with a categorical value of more bytes are refused."""
     keep: tuple[str, ...] = field(default=(), metadata=NOT_STORED)

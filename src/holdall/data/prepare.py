@@ -66,7 +66,8 @@ def prepare(
     named = next((name for name, value in given.items() if value is not None), None)
     if named is not None:
         raise ConfigError(f"{named} goes with a frame: name the columns of files in a TOML schema")
-    raw = replace(FORMATS[config.format](sources, Path(out), config), format=config.format)
+    opened = FORMATS[config.format](sources, Path(out), config)
+    raw = replace(opened, format=opened.format or config.format)
     return prepare_raw(raw, out, config, progress)
 
 

@@ -21,10 +21,11 @@ LEAST = {"rare_below": 1, "rows_per_file": 1, "candidates": 1, "max_length": 1, 
 class PrepareConfig:
     """Settings for preparing raw files as a data set."""
 
-    format: Literal["criteo", "table", "avazu", "taobao", "yelp", "movielens", "bookcrossing"] = "criteo"
-    """Layout of the raw files: a public data set (docs/your-data.md), or table (CSV or Parquet, see schema)."""
+    format: Literal["criteo", "table", "avazu", "taobao", "yelp", "movielens", "bookcrossing", "libsvm"] = "criteo"
+    """Layout of the raw files: a public data set (docs/your-data.md), table (CSV, Parquet or JSON lines, see schema),
+    or libsvm (libSVM and libFM text)."""
     schema: Path | None = None
-    """TOML file that describes the columns, for --format table (sample: configs/table-example.toml)."""
+    """TOML file that describes the columns, for --format table (sample: configs/table-example.toml) and libsvm."""
     rare_below: int = 1
     """Values seen fewer times than this in training share the unseen row."""
     valid: float | None = None
@@ -73,7 +74,7 @@ class PrepareConfig:
             raise ConfigError(f"seed is {self.seed}, but must be 0 or more, and below 2^63")
         if self.format == "table" and self.schema is None:
             raise ConfigError("--format table needs --schema FILE.toml (sample: configs/table-example.toml)")
-        if self.format != "table" and self.schema is not None:
+        if self.format not in ("table", "libsvm") and self.schema is not None:
             raise ConfigError(f"--schema goes with --format table: the layout of {self.format} is known")
         if self.split == "time" and self.format in (*IMPLICIT, "bookcrossing"):
             raise ConfigError(
@@ -88,7 +89,7 @@ class PrepareConfig:
             from holdall.data.formats.table import parse_positive
 
             parse_positive(self.positive)
-        if self.test_from_last_file and self.format not in ("criteo", "table", "avazu"):
+        if self.test_from_last_file and self.format not in ("criteo", "table", "avazu", "libsvm"):
             raise ConfigError(f"--test-from-last-file is for files of rows, not for --format {self.format}")
 
     @property

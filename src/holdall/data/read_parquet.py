@@ -27,18 +27,43 @@ def read_parquet(path: Path, layout: Layout) -> Generator[Rows]:
     """The rows of one file, a block at a time; only the used columns are read."""
     try:
         with pq.ParquetFile(path) as file:
-            layout = layout.for_columns(file.schema_arrow.names)
-            check_columns(file.schema_arrow.names, layout, str(path))
-            check_types(file.schema_arrow, layout, path)
+            schema = flat_schema(file.schema_arrow)
+            layout = layout.for_columns(schema.names)
+            check_columns(schema.names, layout, str(path))
+            check_types(schema, layout, path)
             num_rows, size = file.metadata.num_rows, path.stat().st_size
             if not num_rows:
                 raise DataError(f"{path} holds no rows: leave it out")
             first_row = 0
             for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(layout.used_columns)):
-                yield checked(batch, layout, first_row, position=size * (first_row + len(batch)) // num_rows)
+                yield checked(
+                    flat_batch(batch), layout, first_row, position=size * (first_row + len(batch)) // num_rows
+                )
                 first_row += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet ({error}): copy or download it again") from error
+
+
+def flat_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema with the fields of structs in their place, named `user.city`."""
+    while any(pa.types.is_struct(field.type) for field in schema):
+        schema = pa.schema([part for field in schema for part in field.flatten()])
+    return schema
+
+
+def flat_table(table: pa.Table) -> pa.Table:
+    """The table with the fields of structs in their place; a field of a missing struct is missing."""
+    while any(pa.types.is_struct(kind) for kind in table.schema.types):
+        table = table.flatten()
+    return table
+
+
+def flat_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`flat_table` of a batch."""
+    if not any(pa.types.is_struct(kind) for kind in batch.schema.types):
+        return batch
+    table = flat_table(pa.Table.from_batches([batch])).combine_chunks()
+    return pa.record_batch([column.chunk(0) for column in table.columns], names=table.column_names)
 
 
 def checked(batch: pa.RecordBatch, layout: Layout, first_row: int, position: int) -> Rows:

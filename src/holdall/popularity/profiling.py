@@ -18,6 +18,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.formats.registry import FORMATS
 from holdall.data.passes import Progress, SplitRule
 from holdall.data.prepare import progress_bar
+from holdall.data.read_lines import is_json
 from holdall.data.rows import import_polars
 from holdall.data.schema import SCHEMA_FILE
 from holdall.popularity.prepared_counts import UNORDERED_FORMATS, is_ordered, profile_prepared
@@ -96,7 +97,7 @@ def _raw(names: Sequence[str | Path], out: str | Path | None, config: ProfileCon
         windows=config.windows,
         seed=config.seed,
         counters=config.counters,
-        in_parts=settings.format in ("criteo", "table", "avazu"),
+        in_parts=settings.format in ("criteo", "table", "avazu") and not any(map(is_json, raw.files)),
     )
     ordered = settings.format not in UNORDERED_FORMATS if config.order == "auto" else config.order == "time"
     made = profile_raw(stream, ordered, report)

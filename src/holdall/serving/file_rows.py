@@ -22,7 +22,7 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch
 from holdall.data.layout import Layout, RawPart, is_number_input
 from holdall.data.raw_data import RawData
-from holdall.data.read_parquet import SUFFIXES, check_types, checked, is_utf8
+from holdall.data.read_parquet import SUFFIXES, check_types, checked, flat_batch, flat_schema, is_utf8
 from holdall.data.rows import Refused, Rows, check_columns, inputs_of
 from holdall.data.schema import Schema
 from holdall.serving.scorer import Scorer
@@ -105,7 +105,7 @@ def encoded_parquet(scorer: Scorer, layout: Layout, path: Path) -> Iterator[Enco
     """`encoded_file` of a Parquet file, whose columns of text are read as dictionaries."""
     try:
         with pq.ParquetFile(path) as file:
-            schema, num_rows, size = file.schema_arrow, file.metadata.num_rows, path.stat().st_size
+            schema, num_rows, size = flat_schema(file.schema_arrow), file.metadata.num_rows, path.stat().st_size
         layout = layout.for_columns(schema.names)
         check_columns(schema.names, layout, str(path))
         check_types(schema, layout, path)
@@ -118,6 +118,7 @@ def encoded_parquet(scorer: Scorer, layout: Layout, path: Path) -> Iterator[Enco
         first_row = 0
         with pq.ParquetFile(path, read_dictionary=[name for name in texts if name not in layout.keep]) as file:
             for batch in file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(layout.used_columns)):
+                batch = flat_batch(batch)
                 position = size * (first_row + len(batch)) // num_rows
                 made = encoded_batch(scorer, layout, path, batch, first_row, position) if takes else None
                 if made is None:

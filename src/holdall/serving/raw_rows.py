@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from holdall.common.errors import DataError, did_you_mean
 from holdall.data.encode import is_text, split_texts
 from holdall.data.layout import MAX_VALUE_BYTES
-from holdall.data.read_parquet import SUFFIXES
+from holdall.data.read_parquet import SUFFIXES, flat_batch, flat_schema, flat_table
 from holdall.data.rows import FLOAT32_MAX, NOT_WHOLE, WHOLE_FLOATS, inputs_of, shown
 from holdall.data.schema import Feature, Schema
 from holdall.data.stored_layout import stored_layout
@@ -91,7 +91,7 @@ class RowFormat:
         if hasattr(rows, "__arrow_c_stream__") and not isinstance(rows, pa.Table):
             rows = pa.table(rows)
         if isinstance(rows, pa.Table):
-            return self._select(rows)
+            return self._select(flat_table(rows))
         if isinstance(rows, Iterable):
             return self._from_dicts(list(rows))
         raise DataError(f"rows cannot be a {type(rows).__name__}: give {FORMS}")
@@ -118,14 +118,14 @@ class RowFormat:
     def _of_parquet(self, path: Path) -> Iterator[pa.Table]:
         try:
             with pq.ParquetFile(path) as file:
-                found = file.schema_arrow.names
+                found = flat_schema(file.schema_arrow).names
                 columns = {name: self.columns.get(name, name) for name in self.names}
                 columns = {name: column if column in found else name for name, column in columns.items()}
                 for column in columns.values():
                     _check_name(column, found, f"{path} has")
                 batches = file.iter_batches(batch_size=ROWS_PER_BLOCK, columns=list(dict.fromkeys(columns.values())))
-                empty = pa.RecordBatch.from_pylist([], file.schema_arrow)
-                for batch in batches if file.metadata.num_rows else [empty]:
+                empty = pa.RecordBatch.from_pylist([], flat_schema(file.schema_arrow))
+                for batch in map(flat_batch, batches) if file.metadata.num_rows else [empty]:
                     yield self._split_texts(pa.table({name: batch[column] for name, column in columns.items()}))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet ({error}): copy or download it again") from error
@@ -170,7 +170,7 @@ class RowFormat:
         made = {}
         for name in self.names:
             raw = self.columns.get(name, name)
-            values = (row[name] if name in row else row.get(raw, _ABSENT) for row in rows)
+            values = (row[name] if name in row else _nested(row, raw) for row in rows)
             made[name] = _converted(values, *self._reader(name))
         return pa.table(made)
 
@@ -206,6 +206,15 @@ class RowFormat:
             return f"feature '{name}'", one_text_of, pa.large_string()
         separator = self.separators.get(name)
         return f"feature '{name}'", lambda value: texts_of(value, separator), pa.large_list(pa.large_string())
+
+
+def _nested(row: Mapping[str, Any], column: str) -> Any:
+    """Value of a raw column, which may be that of a nested dict: `user.city`."""
+    if column in row:
+        return row[column]
+    name, _, rest = column.partition(".")
+    inner = row.get(name) if rest else None
+    return _nested(inner, rest) if isinstance(inner, Mapping) else _ABSENT
 
 
 def _check_name(name: str, names: Sequence[str], where: str) -> None:

@@ -18,7 +18,7 @@ from holdall.data.formats.table import load_layout, parse_layout, table_data
 from holdall.data.guess_columns import document, guess_columns
 from holdall.data.layout import Layout
 from holdall.data.raw_data import RawData
-from holdall.data.read_parquet import ROWS_PER_BLOCK, check_types, checked, for_polars
+from holdall.data.read_parquet import ROWS_PER_BLOCK, check_types, checked, flat_table, for_polars
 from holdall.data.rows import Rows, check_columns, import_polars
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def as_arrow(frame: Any) -> pa.Table:
         raise DataError(f"the frame has a column that is not of one type ({error}): convert it") from error
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
     table = table.select(names) if len(names) < table.num_columns else table
+    table = flat_table(table)
     return table.cast(pa.schema([field.with_type(without_views(field.type)) for field in table.schema]))
 
 

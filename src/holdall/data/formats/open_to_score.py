@@ -72,6 +72,10 @@ def name_of_format(schema: Schema, stored: tuple[str, Layout] | None, format: st
         )
     if format not in FORMATS:
         raise ConfigError(f"unknown format '{format}'{did_you_mean(format, FORMATS)}")
+    if format == "libsvm":
+        if stored is None or stored[1].lines != "libsvm":
+            raise ConfigError("--format libsvm goes with data that was prepared from such files: leave it out")
+        return "table"
     if toml is not None and format != "table":
         raise ConfigError(f"--schema goes with --format table: the layout of {format} is known")
     return format

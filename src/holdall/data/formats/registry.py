@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdall.data.formats.avazu import open_avazu
 from holdall.data.formats.bookcrossing import open_bookcrossing
 from holdall.data.formats.movielens import open_movielens
-from holdall.data.formats.table import open_table
+from holdall.data.formats.table import open_libsvm, open_table
 from holdall.data.formats.taobao import open_taobao
 from holdall.data.formats.yelp import open_yelp
 from holdall.data.raw_data import RawData
@@ -27,4 +27,5 @@ FORMATS: dict[str, Open] = {
     "yelp": open_yelp,
     "movielens": open_movielens,
     "bookcrossing": open_bookcrossing,
+    "libsvm": open_libsvm,
 }

@@ -20,6 +20,7 @@ from holdall.common.files import read_bounded
 from holdall.data.formats.criteo import CRITEO
 from holdall.data.layout import COMPARISONS, Layout, Positive, RawDense, RawFeature, RawPart, TextFormat
 from holdall.data.raw_data import RawData
+from holdall.data.read_lines import INDEX, LABEL, is_json, read_lines
 from holdall.data.read_parquet import SUFFIXES, read_parquet
 from holdall.data.read_text import read_text
 from holdall.data.rows import Rows
@@ -41,6 +42,12 @@ TOP_KEYS = {
     "sequence": list,
     "csv": dict,
 }
+LIBSVM = Layout(
+    label=LABEL,
+    positive=Positive(">", 0.0),
+    features=(RawFeature(name=INDEX, column=INDEX, kind="bag"),),
+    lines="libsvm",
+)
 LABEL_KEYS = {"column": str, "positive": str}
 DENSE_KEYS = {"name": str, "column": str, "transform": str}
 CATEGORICAL_KEYS = {
@@ -73,6 +80,13 @@ def open_table(sources: Sequence[str | Path], out: Path, config: PrepareConfig) 
     return table_data(layout, find_sources(sources, out), read_table, config)
 
 
+def open_libsvm(sources: Sequence[str | Path], out: Path, config: PrepareConfig) -> RawData:
+    """Files of `label index:value ...`, with the layout of a TOML schema, or one bag of all indices."""
+    layout = LIBSVM if config.schema is None else load_layout(config.schema)
+    layout = replace(layout, lines="libsvm", max_value_bytes=config.max_value_bytes)
+    return replace(table_data(layout, find_sources(sources, out), read_table, config), format="table")
+
+
 def table_data(
     layout: Layout, files: list[Path], read: Callable[..., Generator[Rows]], config: PrepareConfig
 ) -> RawData:
@@ -90,7 +104,10 @@ def table_data(
 
 
 def read_table(path: Path, layout: Layout) -> Generator[Rows]:
-    return read_parquet(path, layout) if path.suffix in SUFFIXES else read_text(path, layout)
+    """The rows of a file, by its name: Parquet, JSON lines or other text."""
+    if path.suffix in SUFFIXES and layout.lines is None:
+        return read_parquet(path, layout)
+    return read_lines(path, layout) if layout.lines is not None or is_json(path) else read_text(path, layout)
 
 
 def load_layout(path: str | Path) -> Layout:
