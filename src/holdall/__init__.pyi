@@ -1,5 +1,6 @@
 """Public names of Holdall and the modules that define them: read by type checkers, and by `holdall/__init__.py`."""
 
+from holdall.commands.classifier import HoldallClassifier as HoldallClassifier
 from holdall.commands.demo import demo as demo
 from holdall.commands.doctor import doctor as doctor
 from holdall.commands.fit import FittedModel as FittedModel
