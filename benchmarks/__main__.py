@@ -25,6 +25,7 @@ BENCHMARKS = {
     "criteo_sample": "benchmarks.criteo_sample",
     "methods": "benchmarks.methods",
     "methods_start": "benchmarks.methods_start",
+    "compress_fit": "benchmarks.compress_fit",
     "hot_batches": "benchmarks.hot_batches",
     "drift": "benchmarks.drift",
     "tiers_disk": "benchmarks.tiers_disk",

@@ -21,6 +21,8 @@ TABLE_BYTES = 1 << 27
 ROW_BYTES, NUM_ROWS = 64, 1 << 15
 WIDTH, SAMPLES = 256, {"cpu": 2_048, "cuda": 16_384}
 REPEATS = 5
+SECONDS = 1.0
+"""Seconds after which nothing is repeated more often than it must be."""
 
 Check = Callable[[Clock], float]
 
@@ -51,7 +53,7 @@ def off_rates(hardware: Hardware, now: Callable[[], float] = time.perf_counter) 
 
     An operation that is off is timed again, and the ratio that is nearer to 1 counts.
     """
-    clock = Clock(torch.device(hardware.device), REPEATS, now=now)
+    clock = Clock(torch.device(hardware.device), REPEATS, now=now, deadline=now() + SECONDS)
     found = {}
     with torch_threads():
         for name, (predicted, measure) in checks(hardware).items():
