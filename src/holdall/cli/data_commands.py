@@ -111,11 +111,16 @@ def order(
     show(run(data, out, settings, like=like))
 
 
-def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> None:
+def inspect(
+    path: tyro.conf.Positional[Path],
+    all: bool = False,
+    json: Annotated[bool, tyro.conf.arg(name="json")] = False,
+) -> None:
     """Describe a data set folder, run folder, bundle or checkpoint.
 
     Args:
         path: Folder to describe.
+        all: Show all settings of a run, those at their defaults too.
         json: Print JSON on stdout.
     """
     from holdall.commands import inspect
@@ -124,7 +129,7 @@ def inspect(path: tyro.conf.Positional[Path], json: Annotated[bool, tyro.conf.ar
     if json:
         print_json(description)
     else:
-        inspect.show(description)
+        inspect.show(description, all=all)
 
 
 def doctor(

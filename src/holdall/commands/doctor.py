@@ -22,6 +22,7 @@ from holdall.common.errors import HoldallError
 from holdall.common.files import quoted
 from holdall.common.memory import available_memory
 from holdall.common.sizes import readable_bytes
+from holdall.common.summary import Summarised, Summary
 from holdall.data.dataset import DataSet
 from holdall.data.folder_files import check_other_file
 from holdall.data.schema import Schema
@@ -49,11 +50,17 @@ class Finding:
     cure: str = ""
 
 
-@dataclass
-class Examination:
+@dataclass(repr=False)
+class Examination(Summarised):
     """Findings of all checks."""
 
     findings: list[Finding] = field(default_factory=list)
+
+    def _summary(self) -> Summary:
+        title = f"Examination: {len(self.findings)} findings, {self.problems} problems"
+        return Summary(
+            title, ("level", "finding"), [(one.level, one.what) for one in self.findings], text_columns=2, width=100
+        )
 
     def add(self, level: Level, what: str, cure: str = "") -> None:
         self.findings.append(Finding(level, what, cure))

@@ -3,6 +3,7 @@ checkpoint, as data or on the console."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from holdall.serving.export.render import describe_export, show_export
 from holdall.serving.published_folder import describe_published, is_published
 from holdall.serving.render import describe, describe_delta, show_bundle, show_delta, show_published
 from holdall.tables.describe import describe_method
+from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.same_data import DATA_SET, TABLE_SIZES
 from holdall.training.table_methods import stored_methods
@@ -95,9 +97,18 @@ def _run(path: Path) -> dict[str, Any]:
         "tables": _tables(path, document),
         "table_sizes": document.get(TABLE_SIZES),
         "last": last,
+        "kept": _kept(rows, best),
         "checkpoint": saved.name if saved else None,
         "best": best.name if best else None,
     }
+
+
+def _kept(rows: list[dict[str, Any]], best: Path | None) -> dict[str, Any] | None:
+    """Validation metrics of the kept model; None where none was measured or kept."""
+    if best is None:
+        return None
+    step = int(best.name.rpartition("-")[2])
+    return next((row for row in reversed(rows) if row["split"] == "valid" and row["step"] == step), None)
 
 
 def _tables(path: Path, document: RunRecord) -> dict[str, str]:
@@ -123,13 +134,15 @@ def _checkpoint(path: Path) -> dict[str, Any]:
     }
 
 
-def show(description: dict[str, Any], console: Console | None = None) -> None:
-    """Print a description that `inspect` returned."""
+def show(description: dict[str, Any], console: Console | None = None, *, all: bool = False) -> None:
+    """Print a description that `inspect` returned; with `all` also settings of a run that are at their defaults."""
     console = console or make_console()
     console.print(styled(description["kind"], "bold"), description["path"])
+    if description["kind"] == "run":
+        _show_run(description, console, all=all)
+        return
     shows = {
         "data": _show_data,
-        "run": _show_run,
         "bundle": show_bundle,
         "delta": show_delta,
         "published": show_published,
@@ -146,7 +159,7 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         splits.add_row(name, f"{split['rows']:,}", rate, str(split["files"]))
     console.print(splits)
     ordered = any(feature["ordered_from"] is not None for feature in found["features"])
-    features = table("feature", "kind", "rows", "unseen", *(["ordered from"] if ordered else []))
+    features = table("feature", "kind", "rows", "row of unseen values", *(["ordered from"] if ordered else []))
     for feature in found["features"]:
         numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
         features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
@@ -160,9 +173,9 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         console.print(f"counted while preparing: {text}")
 
 
-def _show_run(found: dict[str, Any], console: Console) -> None:
-    settings = {name: value for name, value in found["config"]["train"].items() if value is not None}
-    console.print(", ".join(f"{name}={value}" for name, value in settings.items()), style="dim")
+def _show_run(found: dict[str, Any], console: Console, *, all: bool) -> None:
+    """Print results, then tables, then settings."""
+    _show_results(found, console)
     if found["table_sizes"] is not None:
         show_tables(found["table_sizes"], console)
     elif found["tables"]:
@@ -170,12 +183,36 @@ def _show_run(found: dict[str, Any], console: Console) -> None:
         for name, words in found["tables"].items():
             tables.add_row(name, words)
         console.print(tables)
-    metrics = table("split", "step", "metrics")
+    _show_settings(found["config"]["train"], console, all=all)
+
+
+def _show_results(found: dict[str, Any], console: Console) -> None:
+    """Print the validation metrics of the kept model and of the last one, and how far training went."""
+    last, kept = found["last"].get("valid"), found["kept"]
+    columns = {"kept": kept, "last": last} if kept is not None and kept != last else {"valid": last}
+    measured = {name: row for name, row in columns.items() if row is not None}
+    if measured:
+        shown = table("metric", *(f"{name}, step {row['step']:,}" for name, row in measured.items()))
+        names = [name for name, value in next(iter(measured.values())).items() if isinstance(value, float)]
+        for name in names:
+            shown.add_row(name, *(f"{row[name]:.6g}" if name in row else "" for row in measured.values()))
+        console.print(shown)
     for split, row in found["last"].items():
-        values = [f"{k} {v:.5g}" for k, v in row.items() if isinstance(v, float)]
-        metrics.add_row(split, f"{row['step']:,}", "  ".join(values))
-    console.print(metrics)
-    console.print(f"checkpoint: {found['checkpoint'] or 'none yet'}; best: {found['best'] or 'not kept'}")
+        if split != "valid":
+            values = (f"{name} {value:.5g}" for name, value in row.items() if isinstance(value, float))
+            console.print(f"{split}, step {row['step']:,}: {', '.join(values)}")
+    best = "" if found["best"] is None else f"; kept as the best: {found['best']}"
+    console.print(f"checkpoint: {found['checkpoint'] or 'none yet'}{best}")
+
+
+def _show_settings(settings: dict[str, Any], console: Console, *, all: bool) -> None:
+    defaults = json.loads(json.dumps(TrainConfig().to_json()))
+    absent = object()
+    changed = {name: value for name, value in settings.items() if value != defaults.get(name, absent)}
+    shown = settings if all else changed
+    text = ", ".join(f"{name}={value}" for name, value in shown.items()) or "all at their defaults"
+    more = "" if all or len(changed) == len(settings) else f" ({len(settings) - len(changed)} at their defaults: --all)"
+    console.print(f"settings: {text}{more}", style="dim")
 
 
 def _show_checkpoint(found: dict[str, Any], console: Console) -> None:

@@ -12,6 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from holdall.common.summary import Summarised, Summary
+
 
 @dataclass(frozen=True)
 class Ids:
@@ -101,8 +103,8 @@ def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
         return torch.tensor(numbers, device=device)
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, repr=False)
+class Batch(Summarised):
     """Input of one training step."""
 
     dense: Tensor
@@ -112,6 +114,17 @@ class Batch:
     """[B] float32, 0 or 1."""
     weight: Tensor | None = None
     """[B] float32: weights of the samples, 1 in the mean of the training split; None where all weigh the same."""
+
+    def _summary(self) -> Summary:
+        parts = {"dense": self.dense, "ids": self.ids.values, "offsets": self.ids.offsets, "label": self.label}
+        parts |= {"id weights": self.ids.weights, "weight": self.weight}
+        rows = [
+            (name, " x ".join(f"{size:,}" for size in part.shape), str(part.dtype).removeprefix("torch."), part.device)
+            for name, part in parts.items()
+            if part is not None
+        ]
+        title = f"Batch of {len(self):,} samples, {self.ids.num_features} features, {self.dense.shape[1]} dense columns"
+        return Summary(title, ("tensor", "shape", "type", "device"), rows)
 
     def __len__(self) -> int:
         return self.label.shape[0]

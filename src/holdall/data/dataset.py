@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from holdall.common.checked_files import FileCheck
 from holdall.common.errors import DataError, did_you_mean
+from holdall.common.summary import Summarised, Summary
 from holdall.data.batch import Batch
 from holdall.data.chunk_order import Runs
 from holdall.data.columns import Array, Columns, Ragged, offsets_of
@@ -29,7 +30,7 @@ LONG_RUN = 32
 """Rows of a run from which on one copy of each run is faster than an index of rows."""
 
 
-class DataSet:
+class DataSet(Summarised):
     """The rows of one split, 0..len-1.
 
     A missing or damaged file is a DataError: sizes and hashes are compared with `schema.json`. A file that this machine
@@ -59,6 +60,11 @@ class DataSet:
                 f"the files of split '{split}' in {self.folder} hold {len(self)} rows, but {SCHEMA_FILE} has "
                 f"{self.schema.splits[split].rows}: {CURE}"
             )
+
+    def _summary(self) -> Summary:
+        title = f"DataSet {str(self.folder)!r}, split '{self.split}': {len(self):,} rows, label '{self.schema.label}'"
+        rows = [(feature.name, feature.kind, feature.num_rows) for feature in self.schema.features]
+        return Summary(f"{title}, {len(self.schema.dense)} dense columns", ("feature", "kind", "table rows"), rows)
 
     def __len__(self) -> int:
         return self._starts[-1]

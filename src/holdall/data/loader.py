@@ -18,6 +18,7 @@ import numpy as np
 from holdall.common.decode import Count, decode
 from holdall.common.errors import CheckpointError, ConfigError, DataError
 from holdall.common.settings import refuse_other_types
+from holdall.common.summary import Summarised, Summary
 from holdall.common.worker_thread import prefetched
 from holdall.data.batch import Batch
 from holdall.data.chunk_order import ChunkOrder, Runs
@@ -49,7 +50,7 @@ class StoredPosition(TypedDict):
     sample: Count
 
 
-class Loader:
+class Loader(Summarised):
     """Batches of a split; `batch_size` is the global one, of which each rank gets its contiguous share.
 
     Orders of an epoch, by `shuffle`:
@@ -114,6 +115,12 @@ class Loader:
         self.drop_last = drop_last
         self.prefetch = prefetch
         self.prefetch_to_device = prefetch_to_device
+
+    def _summary(self) -> Summary:
+        return Summary(
+            f"Loader of {str(self.data.folder)!r}, split '{self.data.split}': {len(self.data):,} rows in batches of "
+            f"{self.batch_size:,}, shuffle '{self.shuffle}', seed {self.seed}, rank {self.rank} of {self.world_size}"
+        )
 
     @property
     def num_batches(self) -> int:

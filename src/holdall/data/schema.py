@@ -17,6 +17,7 @@ from holdall.common.decode import Count, NonNegativeFloat, PositiveInt, decode
 from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.output_folder import FolderKind
+from holdall.common.summary import Summarised, Summary
 
 FORMAT = "holdall-data"
 VERSION = 1
@@ -145,8 +146,8 @@ class OrderRecord(TypedDict):
     left: NotRequired[dict[str, str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schema:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Schema(Summarised):
     """Complete description of a prepared data set, as stored in `schema.json`."""
 
     ignores_unknown: ClassVar[bool] = True
@@ -169,6 +170,14 @@ class Schema:
     was written by an earlier version, which did not list them."""
     ids: dict[str, str] | None = None
     """By table, the fingerprint of its id map (`IdMap.fingerprint`); None as for `files`."""
+
+    def _summary(self) -> Summary:
+        rows = sum(split.rows for split in self.splits.values())
+        columns = f"{len(self.dense)} dense columns, {len(self.features)} features"
+        title = f"Schema: label '{self.label}', {columns}, {rows:,} rows"
+        splits = [(f"split {name}", "", split.rows) for name, split in self.splits.items()]
+        features = [(feature.name, feature.kind, feature.num_rows) for feature in self.features]
+        return Summary(title, ("name", "kind", "rows"), [*splits, *features])
 
     def __post_init__(self) -> None:
         decode(self.source, SourceRecord, "", inside="source")

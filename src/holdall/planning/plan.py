@@ -22,6 +22,7 @@ from holdall.common.errors import ConfigError, OwnModelError, did_you_mean
 from holdall.common.files import read_json, write_json
 from holdall.common.settings import read_settings
 from holdall.common.sizes import parse_bytes
+from holdall.common.summary import Summarised, Summary
 from holdall.data.identity import data_fingerprint
 from holdall.data.schema import Schema
 from holdall.models.model import ModelConfig
@@ -66,8 +67,8 @@ AGAIN = "make it again with `holdall plan`"
 MEND = f"mend it, or {AGAIN}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Summarised):
     """Places of all tables of one model, for one data set."""
 
     data: str
@@ -95,6 +96,16 @@ class Plan:
     notes: tuple[str, ...] = ()
     """Notes of the planner for the user, such as tables that are not exact."""
     forecast: Forecast | None = None
+
+    def _summary(self) -> Summary:
+        title = (
+            f"Plan of {self.data!r}: strategy {self.strategy}, {len(self.tables)} tables of {self.dim} numbers a row"
+        )
+        if self.forecast is not None:
+            title += f", {self.forecast.step_seconds * 1e3:.3g} ms a step of {self.batch_size:,} samples"
+        tables = sorted(self.tables, key=lambda table: -table.num_rows)
+        rows = [(table.name, table.num_rows, table.hot_rows, table.tail, table.method.name) for table in tables]
+        return Summary(title, ("table", "rows", "hot rows", "tail", "method"), rows)
 
     # --- for training ------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from holdall.common.checked_files import FileCheck, FileHash
 from holdall.common.decode import NOT_STORED, Count, PositiveInt
 from holdall.common.errors import ConfigError, DataError, did_you_mean
 from holdall.common.files import PARTIAL, read_json, write_json
+from holdall.common.summary import Summarised, Summary
 from holdall.data.identity import data_fingerprint, json_digest
 from holdall.data.schema import FeatureKind, Schema
 from holdall.popularity.drift import Drift
@@ -111,8 +112,8 @@ class HotCurve:
     high: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Profile:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Profile(Summarised):
     """The popularity of every feature of a data set, and of its inputs."""
 
     source: Source
@@ -131,6 +132,15 @@ class Profile:
     """Size and hash of that file; profiles of earlier versions have none."""
     path: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
     """Path it was loaded from or saved to."""
+
+    def _summary(self) -> Summary:
+        title = f"Profile ({self.method}) of {self.rows_read:,} rows, {len(self.features)} features"
+        features = sorted(self.features, key=lambda feature: -feature.distinct)
+        rows = [
+            (one.name, one.distinct, one.lookups, f"{self.coverage(one.name, 0.01 * one.distinct):.1%}")
+            for one in features
+        ]
+        return Summary(title, ("feature", "ids", "lookups", "by the top 1% of ids"), rows)
 
     def feature(self, name: str) -> FeatureProfile:
         for feature in self.features:

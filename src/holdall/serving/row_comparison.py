@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from holdall.common.console import make_console
+from holdall.common.summary import Summarised, Summary
 from holdall.data.batch import Batch
 from holdall.data.rows import shown
 from holdall.models import Model
@@ -44,8 +45,8 @@ class Mismatch:
         return f"{self.row}: {self.what} is {self.found} instead of {self.expected}"
 
 
-@dataclass
-class VerifyReport:
+@dataclass(repr=False)
+class VerifyReport(Summarised):
     """Outcome of `verify`."""
 
     rows: int = 0
@@ -59,6 +60,11 @@ class VerifyReport:
     """Of two scores that must be the same."""
     difference_to_run: dict[str, float] | None = None
     """Of a released form: largest and mean difference of its scores to the run's."""
+
+    def _summary(self) -> Summary:
+        outcome = "passed" if self.passed else f"{self.num_mismatches:,} mismatches"
+        title = f"VerifyReport: {outcome} in {self.rows:,} rows, largest difference {self.largest_difference:.3g}"
+        return Summary(title, ("compared",), [(note,) for note in self.notes])
 
     @property
     def passed(self) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from holdall.common.console import make_console, table
 from holdall.common.errors import ConfigError, DataError
+from holdall.common.summary import Summarised, Summary
 from holdall.common.worker_thread import prefetched
 from holdall.data.bad_rows import BadRows
 from holdall.data.formats.open_to_score import open_to_score
@@ -41,8 +42,8 @@ BLOCKS_AHEAD = 2
 """Blocks of rows that are encoded ahead of the model."""
 
 
-@dataclass(frozen=True)
-class ScoreReport:
+@dataclass(frozen=True, repr=False)
+class ScoreReport(Summarised):
     """Outcome of scoring files."""
 
     rows: int
@@ -57,6 +58,14 @@ class ScoreReport:
     auc: float | None
     """Of the labelled rows; None where there are none, or none of one class."""
     logloss: float | None
+
+    def _summary(self) -> Summary:
+        title = f"ScoreReport: {self.rows:,} rows in {self.seconds:.1f} s, {self.refused:,} refused"
+        if self.auc is not None and self.logloss is not None:
+            title += f"; AUC {self.auc:.5f} and logloss {self.logloss:.5f} of {self.labelled:,} labelled rows"
+        rows = sorted(self.unseen.items(), key=lambda item: -item[1])
+        shares = [(name, f"{share:.2%}") for name, share in rows]
+        return Summary(title, ("feature", "values that training did not have"), shares)
 
     @property
     def rows_per_second(self) -> float:

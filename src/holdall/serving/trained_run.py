@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdall.common.sizes import readable_bytes
+from holdall.common.summary import Summarised, Summary
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
 from holdall.evaluation.evaluate_model import evaluate_model
@@ -19,8 +21,8 @@ from holdall.training.same_data import refuse_other_data, refuse_replaced_data, 
 from holdall.training.tracking import read_run
 
 
-@dataclass(frozen=True)
-class ReleaseReport:
+@dataclass(frozen=True, repr=False)
+class ReleaseReport(Summarised):
     """Bundle or delta that was written, and what is known about its model."""
 
     path: Path
@@ -30,6 +32,15 @@ class ReleaseReport:
     """Values to withdraw that no id map has."""
     without_rows: tuple[str, ...] = ()
     """Tables with withdrawn values that have no rows of their own, so that nothing was overwritten there."""
+
+    def _summary(self) -> Summary:
+        tables = self.record.tables
+        sizes = (readable_bytes(self.quality.table_bytes), readable_bytes(self.quality.dense_bytes))
+        metrics = "".join(f", {one.split} {one.name} {one.value:.5g}" for one in self.quality.metrics)
+        title = f"ReleaseReport: {str(self.path)!r}, {len(tables)} tables in {sizes[0]} ({sizes[1]} dense){metrics}"
+        largest = sorted(tables.items(), key=lambda item: -item[1].rows)
+        rows = [(name, table.rows, table.method["method"]) for name, table in largest]
+        return Summary(title, ("table", "rows", "stored as"), rows)
 
     @property
     def quality(self) -> Quality:
