@@ -44,6 +44,7 @@ def main() -> None:
                 model="rmc2",
                 epochs=arguments.epochs,
                 batch_size=arguments.batch_size,
+                optimizer="rowwise_adagrad",
                 lr=arguments.lr,
                 table_lr=arguments.table_lr,
                 seed=seed,

@@ -38,7 +38,7 @@ from holdall.training.trainer import train
 METRICS = ("auc", "logloss", "accuracy")
 MOVING = ("host", "split", "hot-batches")
 """Strategies that move rows or vectors between host and device."""
-SETTINGS = TrainConfig.of(model="rmc2", epochs=2, batch_size=512, lr=0.005, table_lr=0.03)
+SETTINGS = TrainConfig.of(model="rmc2", epochs=2, batch_size=512, optimizer="rowwise_adagrad", lr=0.005, table_lr=0.03)
 """Of the runs on small data."""
 PLANTED = SyntheticConfig(rows=200_000, cardinalities=(20_000, 5_000, 40_000, 300, 50, 10_000), num_dense=4, zipf=1.1)
 QUALITY_NOTES = (
@@ -191,6 +191,7 @@ def timed(data: Path, out: Path, strategy: str, arguments: argparse.Namespace) -
     config = TrainConfig.of(
         model="rmc2",
         batch_size=arguments.batch_size,
+        optimizer="rowwise_adagrad",
         lr=0.005,
         strategy=strategy,  # type: ignore[arg-type]
         hot_bytes=arguments.hot_bytes if tiered else None,

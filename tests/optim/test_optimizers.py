@@ -12,7 +12,8 @@ from holdall.embedding.bags import EmbeddingBags
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizer_kinds import NAMES
 from holdall.optim.optimizers import Optimizers
-from holdall.tables import Hashed
+from holdall.optim.table_bytes import count_table_bytes
+from holdall.tables import Hashed, TensorTrain
 
 ROWS = {"a": 50, "b": 7}
 
@@ -209,6 +210,29 @@ def test_rowwise_adagrad_on_planted_numbers() -> None:
     assert state[2] == pytest.approx(25 / 3)
     moved = before - torch.tensor([3.0, 0.0, 4.0]) * 0.1 / (25 / 3) ** 0.5
     torch.testing.assert_close(model.bags.table("b").materialize()[2], moved)
+
+
+def test_adam_of_the_network_beside_rowwise_adagrad_of_the_tables() -> None:
+    """Rows and parts of compressed tables change as under `rowwise_adagrad`, the rest as under `adam`."""
+
+    def trained(name: str) -> dict[str, torch.Tensor]:
+        model = nn.ModuleDict({"bags": EmbeddingBags.build(ROWS, 4, {"a": TensorTrain(rank=2)})})
+        model["top"] = nn.Linear(8, 1)
+        for number, parameter in enumerate(model.parameters()):
+            nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(number))
+        optimizers = Optimizers(model, OptimizerConfig(name=name, lr=0.01, table_lr=0.1))
+        model["top"](model["bags"](batch(0)).flatten(1)).sum().backward()
+        optimizers.set_factor(0.5)
+        optimizers.step()
+        assert count_table_bytes(model, optimizers.config.kind).optimizer == sum(
+            state.nbytes for key, state in optimizers.tensors().items() if ".bags." in key or key.startswith("rows.")
+        )
+        return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+    mixed, adagrad, adam = (trained(name) for name in ("rowwise_adagrad_adam", "rowwise_adagrad", "adam"))
+    for key, value in mixed.items():
+        torch.testing.assert_close(value, adam[key] if key.startswith("top") else adagrad[key], rtol=0, atol=0)
+    assert any(not torch.equal(mixed[key], adam[key]) for key in mixed if key.startswith("bags"))
 
 
 @pytest.mark.parametrize("name", NAMES)

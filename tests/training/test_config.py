@@ -116,15 +116,17 @@ def test_settings_that_may_change() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, (0.002, 0.06)),
+        ({}, (0.001, 0.1)),
+        ({"optimizer": "rowwise_adagrad"}, (0.002, 0.06)),
         ({"model": "dcn", "optimizer": "adagrad"}, (0.002, 0.06)),
-        ({"model": "deepfm"}, (0.004, 0.02)),
+        ({"model": "deepfm"}, (0.001, 0.02)),
         ({"model": "two-tower"}, (0.003, 0.06)),
-        ({"table_lr": 0.5}, (0.002, 0.5)),
+        ({"table_lr": 0.5}, (0.001, 0.5)),
         ({"lr": 0.01}, (0.01, None)),
         ({"lr": 0.01, "table_lr": 0.5}, (0.01, 0.5)),
         ({"optimizer": "adam"}, (0.01, None)),
-        ({"model": "neumf"}, (0.01, None)),
+        ({"model": "neumf"}, (0.001, 0.2)),
+        ({"model": "neumf", "optimizer": "rowwise_adagrad"}, (0.01, None)),
     ],
 )
 def test_rates(settings: dict[str, object], expected: tuple[float, float | None]) -> None:

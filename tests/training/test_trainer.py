@@ -144,7 +144,7 @@ def test_a_resumed_run_keeps_its_order_of_samples(data: Path, tmp_path: Path) ->
 
 def test_resume_with_other_settings_is_refused(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "run", SMALL.replace(steps=2))
-    with pytest.raises(CheckpointError, match=r"trained with lr=0.002 and is asked to resume with lr=0.5"):
+    with pytest.raises(CheckpointError, match=r"trained with lr=0.001 and is asked to resume with lr=0.5"):
         run(data, tmp_path / "run", SMALL.replace(lr=0.5), resume=True)
 
 

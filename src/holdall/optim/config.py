@@ -11,7 +11,7 @@ from holdall.common.settings import check_types
 if TYPE_CHECKING:
     from holdall.optim.optimizer_kinds import OptimizerKind
 
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "rowwise_adagrad_adam", "adam", "adamw"]
 NAMES: tuple[str, ...] = get_args(OptimizerName)
 
 

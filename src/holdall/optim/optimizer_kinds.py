@@ -5,6 +5,7 @@
 | `sgd` | SGD | torch SGD |
 | `adagrad` | Adagrad, one accumulator per element | torch Adagrad |
 | `rowwise_adagrad` | Adagrad, one accumulator per row | torch Adagrad |
+| `rowwise_adagrad_adam` | Adagrad, one accumulator per row | torch Adam; Adagrad inside compressed tables |
 | `adam` | lazy Adam: moments decay when touched | torch Adam |
 | `adamw` | lazy Adam after weight decay apart from the gradient | torch AdamW |
 
@@ -60,6 +61,8 @@ class OptimizerKind:
     """Whether torch also counts the steps of a dense parameter with such state."""
     corrects_bias: bool = False
     """Whether an update divides by 1 - beta^step."""
+    table_parts: str | None = None
+    """The optimizer of parts of compressed tables that are not rows, tensor-train cores for one; this one when None."""
     measured_as: str | None = None
     """The optimizer whose measured times stand for its own, because it moves as many bytes; None: it is measured."""
 
@@ -91,6 +94,11 @@ class OptimizerKind:
     def dense_state_bytes(self, parameter: Tensor) -> int:
         """Bytes of `dense_state`."""
         return len(self.dense_slots) * parameter.nbytes + (4 if self.dense_slots and self.counts_steps else 0)
+
+    @property
+    def of_table_parts(self) -> OptimizerKind:
+        """State and updates of parts of compressed tables that are not rows."""
+        return self if self.table_parts is None else OPTIMIZER_KINDS[self.table_parts]
 
     @property
     def rates(self) -> str:
@@ -150,6 +158,16 @@ OPTIMIZER_KINDS: dict[str, OptimizerKind] = {
             row_rule=UpdateRule.ROWWISE_ADAGRAD,
             dense=dense_optimizers.adagrad,
             dense_slots=("sum",),
+        ),
+        OptimizerKind(
+            name="rowwise_adagrad_adam",
+            row_slots=(RowSlot("sum", per_row=True),),
+            row_update=row_update.rowwise_adagrad,
+            row_rule=UpdateRule.ROWWISE_ADAGRAD,
+            dense=dense_optimizers.adam,
+            dense_slots=("exp_avg", "exp_avg_sq"),
+            table_parts="rowwise_adagrad",
+            measured_as="rowwise_adagrad",
         ),
         OptimizerKind(
             name="adam",

@@ -16,6 +16,7 @@ from holdall.kernels.stochastic import keys
 from holdall.optim.code_rows import find_code_rows, sum_code_gradients, update_code_rows
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.dense_optimizers import DenseNumbers, StepScalars
+from holdall.optim.optimizer_kinds import OptimizerKind
 from holdall.optim.row_groups import RowGroup, find_row_groups
 from holdall.tables import Table
 from holdall.tables.quantized import StochasticRoundingTable
@@ -43,7 +44,6 @@ class Optimizers:
             {"params": [p for p in self._dense.values() if id(p) not in tables], "lr": config.lr, "scalar": 3},
             {"params": [p for p in self._dense.values() if id(p) in tables], "lr": self.table_lr, "scalar": 4},
         ]
-        groups = [group for group in groups if group["params"]]
         self._scalars: StepScalars | None = None
         """On a GPU: table_lr, 1 - beta1^step, 1 - beta2^step, lr, table_lr of this step."""
         self._keys: StepScalars | None = None
@@ -58,15 +58,15 @@ class Optimizers:
         numbers = DenseNumbers(
             eps=config.eps, betas=config.betas, momentum=config.momentum, weight_decay=config.weight_decay
         )
-        self._torch = config.kind.dense_optimizer(groups, numbers) if groups else None
+        self._torch = _dense_optimizers(config.kind, groups, numbers)
         self._left_out = {name: p for name, p in model.named_parameters() if not p.requires_grad}
         """Parameters that were frozen when the optimizers were made, and have no state."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy or a pickle: learning rates on a GPU are views of its own scalars again."""
         self.__dict__.update(state)
-        if self._torch is not None and self._scalars is not None:
-            for group in self._torch.param_groups:
+        if self._scalars is not None:
+            for group in self._torch_groups():
                 group["lr"] = self._scalars.values[group["scalar"]]
 
     @property
@@ -88,11 +88,14 @@ class Optimizers:
     def table_lr(self) -> float:
         return self.config.lr if self.config.table_lr is None else self.config.table_lr
 
+    def _torch_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._torch for group in optimizer.param_groups]
+
     def set_factor(self, factor: float) -> None:
         """Scale every learning rate by the schedule's factor of this step."""
         self._factor = factor
-        if self._torch is not None and self._scalars is None:
-            for group in self._torch.param_groups:
+        if self._scalars is None:
+            for group in self._torch_groups():
                 group["lr"] = group["initial_lr"] * factor
 
     @property
@@ -173,8 +176,8 @@ class Optimizers:
                 )
         device = torch.device("cpu") if self._scalars is None else self._scalars.values.device
         with beside(device) as other:  # small kernels, in a graph beside the large ones of the rows
-            if self._torch is not None:
-                self._torch.step()
+            for optimizer in self._torch:
+                optimizer.step()
         stale = [rows.drop_stale() for rows in self._rows]
         if any(stale):
             self._scale = None
@@ -219,8 +222,9 @@ class Optimizers:
             found.update({f"rows.{name}": state for name, state in rows.views()})
         for codes in self._codes:
             found.update({f"rows.{name}": state for name, state in codes.views()})
+        states = {parameter: state for optimizer in self._torch for parameter, state in optimizer.state.items()}
         for name, parameter in self._dense.items():
-            state = {} if self._torch is None else self._torch.state[parameter]
+            state = states.get(parameter, {})
             found.update({f"dense.{name}.{slot}": value for slot, value in state.items() if isinstance(value, Tensor)})
         return found
 
@@ -241,3 +245,14 @@ class Optimizers:
             for name, tensor in own.items():
                 tensor.copy_(given[name])
         self.step_count = state["step_count"]
+
+
+def _dense_optimizers(
+    kind: OptimizerKind, groups: Sequence[dict[str, Any]], numbers: DenseNumbers
+) -> list[torch.optim.Optimizer]:
+    """Optimizers of dense parameters: one of all, or those of the network and of parts of tables."""
+    network, table_parts = groups
+    together = kind.table_parts is None
+    taken = [(kind, list(groups))] if together else [(kind, [network]), (kind.of_table_parts, [table_parts])]
+    filled = [(owner, [group for group in mine if group["params"]]) for owner, mine in taken]
+    return [owner.dense_optimizer(mine, numbers) for owner, mine in filled if mine]

@@ -64,7 +64,8 @@ def state_bytes(model: nn.Module, kind: OptimizerKind) -> int:
     by_row = {id(parameter) for table in tables for parameter in table.row_parameters().values()}
     trained = {id(p): p for table in tables for p in table.parameters() if p.requires_grad}
     return sum(
-        _row_state_bytes(p, kind) if key in by_row else kind.dense_state_bytes(p) for key, p in trained.items()
+        _row_state_bytes(p, kind) if key in by_row else kind.of_table_parts.dense_state_bytes(p)
+        for key, p in trained.items()
     ) + sum(_code_state_bytes(table, kind) for table in tables if isinstance(table, StochasticRoundingTable))
 
 

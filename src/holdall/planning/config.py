@@ -34,7 +34,7 @@ class PlanConfig(Settings):
     """Processes that train the model; memory is that of each."""
     batch_size: int = 2048
     """Samples a step, over all processes."""
-    optimizer: OptimizerName = "rowwise_adagrad"
+    optimizer: OptimizerName = "rowwise_adagrad_adam"
     """Optimizer; its state is stored with the rows."""
     momentum: float = 0.0
     """Momentum of sgd, whose state is stored with the rows; whether there is one counts, not how much."""

@@ -16,6 +16,7 @@ from holdall.data.dataset import DataSet
 from holdall.data.loader import Shuffle
 from holdall.distributed.processes import Processes
 from holdall.evaluation.row_checks import is_sorted
+from holdall.optim.config import OptimizerName
 from holdall.planning.strategy_kinds import STRATEGY_KINDS
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import RUN_FILE, read_run
@@ -39,24 +40,26 @@ def with_sample_order(
     return config.replace(shuffle=processes.on_rank_zero(choose))
 
 
-def with_rates(config: TrainConfig, run: Path, *, resume: bool, processes: Processes) -> TrainConfig:
-    """The settings with the learning rates in numbers: of a run to resume its own, where none is given.
+def with_optimizer(config: TrainConfig, run: Path, *, resume: bool, processes: Processes) -> TrainConfig:
+    """The settings with the optimizer named and its learning rates in numbers: of a run to resume its own, where none
+    are given.
 
     All ranks call it.
     """
-    if config.optimizer.lr is not None:
+    given = config.optimizer
+    if given.optimizer is not None and given.lr is not None:
         return config
-    family = config.model.model_config().family
 
-    def choose() -> tuple[float, float | None]:
+    def choose() -> tuple[OptimizerName, float, float | None]:
+        before = given
         if resume and (run / RUN_FILE).exists():
-            before = TrainConfig.from_json(read_run(run)["config"]["train"])
-            lr, table_lr = before.optimizer.rates(family)
-            return lr, table_lr if config.optimizer.table_lr is None else config.optimizer.table_lr
-        return config.optimizer.rates(family)
+            before = TrainConfig.from_json(read_run(run)["config"]["train"]).optimizer
+        found = before.rates(config.model.model_config().family)
+        lr, table_lr = found if given.lr is None else (given.lr, None)
+        return given.optimizer or before.name, lr, table_lr if given.table_lr is None else given.table_lr
 
-    lr, table_lr = processes.on_rank_zero(choose)
-    return config.replace(lr=lr, table_lr=table_lr)
+    optimizer, lr, table_lr = processes.on_rank_zero(choose)
+    return config.replace(optimizer=optimizer, lr=lr, table_lr=table_lr)
 
 
 def refuse_other_settings(run: Path, config: TrainConfig) -> None:

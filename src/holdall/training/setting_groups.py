@@ -29,24 +29,30 @@ MAY_CHANGE_WITH_STRATEGY = {"may_change_with_strategy": True}
 MAY_DIFFER_BY_RANK = {"may_differ_by_rank": True}
 """Metadata of settings that may differ between the processes of a run."""
 
+DEFAULT_OPTIMIZER: OptimizerName = "rowwise_adagrad_adam"
 DEFAULT_RATE = 0.01
 """Learning rate where none is given, of everything that has no entry in `DEFAULT_RATES`."""
-DEFAULT_RATES: dict[tuple[str, str], tuple[float, float]] = {
-    (family, optimizer): rates
-    for families, rates in {
-        ("dlrm", "dcn", "din"): (0.002, 0.06),
-        ("deepfm",): (0.004, 0.02),
-        ("two-tower",): (0.003, 0.06),
-    }.items()
-    for family in families
-    for optimizer in ("rowwise_adagrad", "adagrad")
+_ADAGRAD = {
+    "dlrm": (0.002, 0.06),
+    "dcn": (0.002, 0.06),
+    "din": (0.002, 0.06),
+    "deepfm": (0.004, 0.02),
+    "two-tower": (0.003, 0.06),
 }
-"""Learning rates of the dense part and of the tables where none is given, by family of models and optimizer. Adagrad's
-first step moves every number by the rate itself, and 0.01 in wide layers overshoots. Validation AUC of ten seeds after
-12 steps on Criteo, mean and worst: 0.705 and 0.676 with 0.01 for everything, 0.730 and 0.725 with these. The rows of a
-DeepFM are summands of its logit, so their rate is lower: after 12 steps 0.720 with 0.06, 0.733 with 0.02. A two-tower
-model on MovieLens-1M has a validation NDCG@10 of 0.342 after 300 steps with 0.01, and 0.418 with these. Models with
-small layers keep 0.01: TBSM on Taobao loses 0.018 after 48 steps with these (`benchmarks/defaults.py`)."""
+_ADAM = {
+    "dlrm": (0.001, 0.1),
+    "dcn": (0.001, 0.1),
+    "deepfm": (0.001, 0.02),
+    "ncf": (0.001, 0.2),
+    "tbsm": (0.01, 0.1),
+    "two-tower": (0.003, 0.06),
+    "any other": (0.001, 0.1),
+}
+DEFAULT_RATES = {"rowwise_adagrad_adam": _ADAM, "rowwise_adagrad": _ADAGRAD, "adagrad": _ADAGRAD}
+"""Learning rates of the network and of the tables where none is given, by optimizer and family of models, chosen on the
+validation splits of public samples (`benchmarks/defaults.py`). The first steps of Adagrad and Adam move every number by
+the rate itself, and 0.01 in wide layers overshoots; small layers, as TBSM's, need it. The rows of a DeepFM are summands
+of its logit, so their rate is lower."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,11 +170,12 @@ class ProcessSettings:
 class OptimizerSettings:
     """Optimizer, its rates, and what limits its updates."""
 
-    optimizer: OptimizerName = "rowwise_adagrad"
-    """Optimizer of all parameters. Table rows are updated only where a batch looks them up."""
+    optimizer: OptimizerName | None = None
+    """Optimizer of all parameters. When absent rowwise_adagrad_adam, which is row-wise Adagrad for tables and Adam for
+    the rest; a resumed run keeps its own. Table rows are updated only where a batch looks them up."""
     lr: float | None = None
-    """Learning rate. When absent: 0.01; with an adagrad also one for the tables: dlrm, dcn, din 0.002 and 0.06, deepfm
-    0.004 and 0.02, two-tower 0.003 and 0.06."""
+    """Learning rate. When absent, one chosen for the family of models and the optimizer: 0.001, and 0.1 for the tables,
+    of dlrm and dcn."""
     table_lr: float | None = None
     """Learning rate of the tables; --lr when absent, if that is given."""
     momentum: float = 0.0
@@ -188,18 +195,24 @@ class OptimizerSettings:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise ConfigError(f"--clip-norm must be above 0, not {self.clip_norm}")
 
+    @property
+    def name(self) -> OptimizerName:
+        """The optimizer as given, or the default."""
+        return self.optimizer or DEFAULT_OPTIMIZER
+
     def rates(self, family: str) -> tuple[float, float | None]:
         """Learning rates of the dense part and of the tables, as given, or the defaults for a family of models."""
         if self.lr is not None:
             return self.lr, self.table_lr
-        lr, table_lr = DEFAULT_RATES.get((family, self.optimizer), (DEFAULT_RATE, None))
+        by_family = DEFAULT_RATES.get(self.name, {})
+        lr, table_lr = by_family.get(family) or by_family.get("any other") or (DEFAULT_RATE, None)
         return lr, table_lr if self.table_lr is None else self.table_lr
 
     def optimizer_config(self, family: str, stochastic_seed: int | None = None) -> OptimizerConfig:
         """The optimizer to build; rows are rounded stochastically where a seed is given."""
         lr, table_lr = self.rates(family)
         return OptimizerConfig(
-            name=self.optimizer,
+            name=self.name,
             lr=lr,
             table_lr=table_lr,
             momentum=self.momentum,

@@ -35,7 +35,7 @@ from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
 from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
 from holdall.training.pretrained import load_pretrained, pretrained_json
-from holdall.training.resume_check import refuse_other_settings, with_rates, with_sample_order
+from holdall.training.resume_check import refuse_other_settings, with_optimizer, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
 from holdall.training.run_folder import RunFolder, make_run_folder
 from holdall.training.run_times import RunTimes
@@ -152,7 +152,7 @@ class Trainer:
         check_own_model(config.model.model_config(), self.schema)
         self.data_check = DataCheck(self.data, processes)
         config = with_sample_order(config, self.data, out, self.device, resume=resume, processes=processes)
-        config = with_rates(config, out, resume=resume, processes=processes)
+        config = with_optimizer(config, out, resume=resume, processes=processes)
         self.plan: Plan | None = None
         if config.placement.plan is not None:
             config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
