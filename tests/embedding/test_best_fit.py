@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from holdall.common.errors import ConfigError
 from holdall.embedding import best_fit
 from holdall.embedding.compress import compress
 from holdall.tables import Bands, Clustered, MixedDimension, Table
@@ -80,6 +81,14 @@ def test_a_candidate_beyond_the_budget_says_so() -> None:
     assert report.choice is not None
     assert report.choice.startswith("auto took bands")
     assert "clustered too large" in report.choice
+
+
+def test_tables_that_stay_dense_keep_the_budget_or_it_is_refused() -> None:
+    model = model_of(t=torch.randn(10, 16))
+    with pytest.raises(ConfigError, match="too small"):
+        compress(model, budget="1/2", fit=True)
+    with pytest.raises(ConfigError, match=r"the smallest that method auto can keep is 64\d+B"):
+        compress(model_of(t=torch.randn(1_000, 16), small=torch.randn(100, 16)), budget="1/20", min_rows=500, fit=True)
 
 
 def test_errors_count_rows_by_their_lookups() -> None:

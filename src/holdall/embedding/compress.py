@@ -218,7 +218,7 @@ def _by_size(
         for table in tables
     }
     best: BestFit | None = None
-    if fit and method == "auto":
+    if fit and method == "auto" and ranked:
         kept = sum(sizes[table.name].dense_bytes for table in tables if table.num_rows < least_rows)
         kept += sum(sizes[table.name].extra_bytes for table in ranked)
         options = {table.name: _options(table) for table in ranked}
@@ -226,7 +226,7 @@ def _by_size(
         def divided(kind: type[Method]) -> dict[str, Method]:
             return divide_budget(sizes, budget, kind, min_rows=least_rows)
 
-        best = fit_best(ranked, kept, budget, counts, options, divided) if ranked else None
+        best = fit_best(ranked, kept, budget, counts, options, divided)
         found = {} if best is None else best.tables
         methods = {name: found[name].method if name in found else Dense() for name in sizes}
     else:
