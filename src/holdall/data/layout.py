@@ -157,6 +157,8 @@ class RawFeature:
     """Number below which its texts are hashed."""
     cross: tuple[RawPart, ...] = ()
     """Columns whose values together are its value."""
+    dim: int | None = None
+    """Width of the rows of its table; None: that of the model."""
 
     @property
     def table_name(self) -> str:
@@ -228,9 +230,14 @@ class Layout:
                 raise ConfigError(f"buckets of '{feature.name}' is {feature.buckets}, but must be 2 to {MAX_BUCKETS:,}")
             if sum((feature.bucket is not None, feature.buckets is not None, bool(feature.cross))) > 1:
                 raise ConfigError(f"feature '{feature.name}' has two of bucket, buckets and cross: choose one of them")
+            if feature.dim is not None and feature.dim < 1:
+                raise ConfigError(f"dim of '{feature.name}' is {feature.dim}, but must be 1 or more")
             if feature.kind != "categorical" and (feature.cross or is_number_input(feature)):
                 raise ConfigError(f"{feature.kind} '{feature.name}' has several values a row: of those only hash works")
         for table in self.tables:
+            dims = {f.dim for f in self.features if f.table_name == table}
+            if len(dims) > 1:
+                raise ConfigError(f"the features that share table '{table}' have different dims: give each the same")
             rules = {transform_of(f) for f in self.features if f.table_name == table}
             if len(rules) > 1:
                 raise ConfigError(

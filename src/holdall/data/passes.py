@@ -169,6 +169,7 @@ class SecondPass:
                     table=raw.table,
                     bucket=bounds,
                     hash=raw.hash,
+                    dim=raw.dim,
                     cross=tuple(CrossPart(name=p.name, bucket=p.bucket, hash=p.hash) for p in raw.cross),
                 )
             progress("order", done, len(tables))

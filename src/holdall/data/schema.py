@@ -59,6 +59,8 @@ class Feature:
     """Number below which raw values, or the texts of a cross, are hashed."""
     cross: tuple[CrossPart, ...] = ()
     """Raw columns whose values together are the value of the feature, which has no column of its own."""
+    dim: PositiveInt | None = None
+    """Width of the rows of its table, which the table widens to the model's; None: that of the model."""
 
     @property
     def one_hot(self) -> bool:

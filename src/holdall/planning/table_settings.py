@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from holdall.common.errors import ConfigError
+from holdall.common.errors import ConfigError, did_you_mean
 from holdall.common.settings import check_types, name_and_value, plain_value
 from holdall.common.sizes import check_budget
 
@@ -46,6 +46,9 @@ class TableSettings:
     of their own, unless a method is named."""
     min_rows: int | None = None
     """Tables with fewer rows stay dense. When absent, the budget decides, and 1,000 rows without a budget."""
+    table_dim: tuple[str, ...] = ()
+    """Width of the rows of single tables, such as city=4, in the place of those in the schema of the data; a table
+    widens them to --dim. Or none: --dim for all tables."""
     table_dtype: Literal["float32", "bf16", "fp16"] = "float32"
     """Number type that rows of dense tables are stored in; arithmetic on them is float32."""
     stochastic_rounding: bool = False
@@ -58,6 +61,7 @@ class TableSettings:
             raise ConfigError(
                 "--stochastic-rounding is for tables in bf16 or fp16: give --table-dtype, or leave it out"
             )
+        self.given_dims()
         has_settings = self.rank is not None or bool(self.setting)
         if self.method is None:
             if has_settings:
@@ -73,6 +77,56 @@ class TableSettings:
             raise ConfigError("--method auto needs a --budget to work towards, such as --budget 16MB")
         else:
             self._given_method()
+
+    def given_dims(self) -> dict[str, int]:
+        """Widths of `table_dim`, by table."""
+        found: dict[str, int] = {}
+        for pair in self.table_dim if self.table_dim != ("none",) else ():
+            name, _, value = pair.rpartition("=")
+            if not name or not value.isdecimal() or int(value) < 1:
+                raise ConfigError(f"--table-dim takes a table and its width, as city=4, or none, not {pair!r}")
+            found[name] = int(value)
+        return found
+
+    def with_dims(
+        self,
+        methods: dict[str, Method] | None,
+        stored: Mapping[str, int],
+        num_rows: Mapping[str, int],
+        dim: int,
+        *,
+        has_plan: bool = False,
+    ) -> dict[str, Method] | None:
+        """The methods, with narrow rows for the tables that have a width of their own.
+
+        `stored` are the widths in the schema of the data, by table; those of `table_dim` take their place. A plan, a
+        budget or a method for all tables decides by itself, so that other widths are refused.
+        """
+        given = self.given_dims()
+        dims = {**(stored if self.table_dim != ("none",) else {}), **given}
+        for name in given:
+            if name not in num_rows:
+                raise ConfigError(
+                    f"the model has no table '{name}'{did_you_mean(name, num_rows)}: name another one in --table-dim"
+                )
+        for name, width in dims.items():
+            if width > dim:
+                raise ConfigError(
+                    f"table '{name}' has rows of {width} numbers, and the model reads {dim}: raise --dim to {width}, "
+                    f"or give --table-dim {name}={dim}"
+                )
+        narrow = {name: width for name, width in dims.items() if width < dim}
+        if not narrow:
+            return methods
+        other = "a plan" if has_plan else "--budget" if self.budget is not None else "--method"
+        if has_plan or self.budget is not None or self.method is not None:
+            raise ConfigError(
+                f"table '{next(iter(narrow))}' has a width of its own, and {other} stores tables by its own rule: give "
+                f"--table-dim none, or leave {other.removeprefix('a ')} out"
+            )
+        from holdall.tables import MixedDimension
+
+        return {**(methods or {}), **{name: MixedDimension(dim=width) for name, width in narrow.items()}}
 
     @property
     def uses_counts(self) -> bool:

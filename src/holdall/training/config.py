@@ -144,12 +144,18 @@ class TrainConfig(Settings):
 
         `usage` as in `TableSettings.methods`.
         """
+        model = self.model.model_config()
+        num_rows = model.table_rows(schema)
+        has_plan = self.placement.plan is not None
         if self.placement.plan is not None:
             from holdall.planning.plan import Plan
 
-            return Plan.load(self.placement.plan).methods()
-        model = self.model.model_config()
-        return self.tables.methods(model.table_rows(schema), model.dim, usage)
+            methods: dict[str, Method] | None = Plan.load(self.placement.plan).methods()
+        else:
+            methods = self.tables.methods(num_rows, model.dim, usage)
+        features = model.reads(schema).features
+        stored = {feature.table or feature.name: feature.dim for feature in features if feature.dim is not None}
+        return self.tables.with_dims(methods, stored, num_rows, model.dim, has_plan=has_plan)
 
     def optimizer_config(self) -> OptimizerConfig:
         """The optimizer to build, with the run's seed if rows are rounded stochastically."""

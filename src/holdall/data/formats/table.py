@@ -59,8 +59,9 @@ CATEGORICAL_KEYS = {
     "buckets": int,
     "hash": int,
     "cross": list,
+    "dim": int,
 }
-LIST_KEYS = {"name": str, "column": str, "table": str, "separator": str, "max_length": int, "hash": int}
+LIST_KEYS = {"name": str, "column": str, "table": str, "separator": str, "max_length": int, "hash": int, "dim": int}
 CSV_KEYS = {
     "separator": str,
     "quote": str,
@@ -200,6 +201,7 @@ def parse_feature(entry: Any, kind: FeatureKind) -> RawFeature:
         bucket=parse_bounds(entry),
         buckets=entry.get("buckets"),
         hash=entry.get("hash"),
+        dim=entry.get("dim"),
         cross=() if cross is None else parse_cross(entry["name"], cross),
     )
 
