@@ -97,6 +97,20 @@ def test_planted_interest() -> None:
     assert interest.tolist() == [[6.0 * 2 + 3.0 * 1], [0.0]]
 
 
+def test_padding_makes_no_difference() -> None:
+    schema = histories()
+    model = with_large_rows(SMALL.build(schema)).double()
+    batch = history_batch(schema, LENGTHS)
+    found = {}
+    for skips in (True, False):
+        model.skips_padding = skips
+        model.zero_grad()
+        logits = model.score(batch.dense.double(), model.lookup(batch))
+        logits.square().sum().backward()
+        found[skips] = [logits, *(parameter.grad.to_dense().clone() for parameter in model.parameters())]
+    torch.testing.assert_close(found[True], found[False])
+
+
 def test_only_the_last_events_count() -> None:
     schema = histories()
     model = with_large_rows(SMALL.build(schema))
