@@ -32,6 +32,7 @@ BENCHMARKS = {
     "pipeline": "benchmarks.pipeline",
     "plan": "benchmarks.plan",
     "neumf": "benchmarks.neumf",
+    "models": "benchmarks.models",
     "accuracy": "benchmarks.accuracy",
     "order": "benchmarks.order",
     "bytes": "benchmarks.bytes",
