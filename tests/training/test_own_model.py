@@ -57,6 +57,7 @@ def test_the_example_trains_resumes_and_is_released(
 ) -> None:
     cli.main(["train", str(data), "--out", "run", "--model", "my_model:Config", *QUICK])
     assert "my_model" in sys.modules
+    assert "next: holdall evaluate run --model my_model:Config\n" in capsys.readouterr().err
     cli.main(["train", str(data), "--out", "run", "--model", "my_model:Config", *QUICK, "--resume"])
     holdall.release("run", "bundle", as_trained=True)
     assert holdall.evaluate("bundle", data=data)["auc"] == holdall.evaluate("run")["auc"]

@@ -34,6 +34,11 @@ def import_model(place: str) -> None:
     register_model(place)
 
 
+def model_again(name: str) -> str:
+    """The option that the next command needs for a model; none but for one's own."""
+    return f" --model {name}" if ":" in name else ""
+
+
 def refuse_other_model(path: Path, model: str | None) -> None:
     """Raise if `--model` is given and is not the model of the run or bundle at `path`."""
     from holdall.models.own import own_config

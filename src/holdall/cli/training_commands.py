@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from holdall.cli.options import FLAT, print_json, refuse_other_model, tyro
+from holdall.cli.options import FLAT, model_again, print_json, refuse_other_model, tyro
 from holdall.common.files import quoted
 from holdall.planning.config import PlanConfig
 from holdall.training.config import TrainConfig
@@ -85,7 +85,8 @@ def plan(
     if out is not None:
         save_plan(made, out)
         start = "holdall" if made.world_size == 1 else f"torchrun --nproc-per-node {made.world_size} -m holdall"
-        print(f"wrote {out}; next: {start} train {quoted(data)} --out run --plan {quoted(out)}", file=sys.stderr)
+        again = model_again(settings.model.model)
+        print(f"wrote {out}; next: {start} train {quoted(data)} --out run --plan {quoted(out)}{again}", file=sys.stderr)
 
 
 def simulate(
@@ -166,7 +167,7 @@ def train(
         )
     if result.get("stages"):
         show_stages(result["stages"])
-    print(f"next: holdall evaluate {quoted(out)}", file=sys.stderr)
+    print(f"next: holdall evaluate {quoted(out)}{model_again(settings.model.model)}", file=sys.stderr)
 
 
 def evaluate(
