@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from holdall.common import progress as bars
-from holdall.common.progress import SampleProgress
+from holdall.common.progress import SampleProgress, shows_bar
 
 
 def test_plain_lines_where_there_is_no_terminal(
@@ -40,3 +40,10 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "valid" in screen.getvalue()
     assert "400/1,000" in screen.getvalue()
     assert "loss 0.2500" in screen.getvalue()
+
+
+@pytest.mark.parametrize("has_widgets", [False, True])
+def test_a_notebook_has_a_bar_if_it_can_draw_one(has_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bars, "find_spec", lambda name: object() if has_widgets else None)
+    assert shows_bar(Console(force_jupyter=True, stderr=True)) is has_widgets
+    assert not shows_bar(Console(file=io.StringIO(), stderr=True))

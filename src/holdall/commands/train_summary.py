@@ -58,7 +58,8 @@ def _show_metrics(result: Mapping[str, Any], console: Console) -> None:
     if not valid:
         return
     differ = result["kept_step"] != result["last_step"]
-    heads = [f"kept, step {result['kept_step']:,}", f"last, step {result['last_step']:,}"] if differ else ["value"]
+    last_head = f"step {result['last_step']:,}"
+    heads = [f"kept, step {result['kept_step']:,}", f"last, {last_head}"] if differ else [last_head]
     shown = table("metric", *heads)
     for name, value in valid.items():
         values = [value, last.get(name)] if differ else [value]

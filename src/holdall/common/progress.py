@@ -1,4 +1,4 @@
-"""Progress display of long work: a bar on a terminal, plain lines elsewhere."""
+"""Progress display of long work: a bar on a terminal or in a notebook with ipywidgets, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import datetime
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from time import monotonic
 from types import TracebackType
 
@@ -14,11 +15,16 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 
 
+def shows_bar(console: Console) -> bool:
+    """Whether a bar can be drawn again and again in its place; without ipywidgets a notebook would get a line each."""
+    return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
+
+
 class SampleProgress:
     """Samples done of `total`, samples/s, loss and time left, on stderr.
 
-    A bar on a terminal; elsewhere a plain line every `seconds`. The rate is that of the last few updates on the bar,
-    and that since the line before elsewhere. Use as a context manager.
+    A bar where `shows_bar`; elsewhere a plain line every `seconds`. The rate is that of the last few updates on the
+    bar, and that since the line before elsewhere. Use as a context manager.
     """
 
     def __init__(self, total: int, *, done: int = 0, label: str = "train", seconds: float = 10.0, quiet: bool = False):
@@ -28,7 +34,7 @@ class SampleProgress:
         self._plain = not quiet
         self._bar: RichProgress | None = None
         console = Console(stderr=True)
-        if console.is_terminal and not quiet:
+        if shows_bar(console) and not quiet:
             self._plain = False
             columns = (
                 TextColumn("{task.description}"),

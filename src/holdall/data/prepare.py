@@ -8,7 +8,6 @@ is complete; a killed run leaves `<out>.partial`, which the next run removes (`c
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from typing import Any
 
 from holdall.common.errors import ConfigError, DataError
 from holdall.common.output_folder import output_folder
+from holdall.common.progress import shows_bar
 from holdall.data.bad_rows import BAD_ROWS_FILE, BadRows
 from holdall.data.formats.frame import Entries, is_frame, open_frame
 from holdall.data.formats.registry import FORMATS
@@ -175,17 +175,18 @@ def describe(raw: RawData, config: PrepareConfig, rows: int, bad_rows: int) -> d
 
 @contextmanager
 def progress_bar(progress: Progress | None) -> Iterator[Progress]:
-    """The caller's own callback, or a bar on stderr when that is a terminal, or nothing."""
+    """The caller's own callback, or a bar on stderr where that can be drawn, or nothing."""
     if progress is not None:
         yield progress
-        return
-    if not sys.stderr.isatty():
-        yield lambda stage, done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    with Bar(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if not shows_bar(console):
+        yield lambda stage, done, total: None
+        return
+    with Bar(console=console, transient=True) as bar:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int) -> None:

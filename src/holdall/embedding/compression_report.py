@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from holdall.common.sizes import readable_bytes
+from holdall.common.summary import Summarised, Summary
 from holdall.tables import Method
 from holdall.tables.describe import describe_method
 
@@ -43,9 +44,9 @@ class LeftTable:
     other_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CompressionReport:
-    """Printable report of `compress`."""
+@dataclass(frozen=True, repr=False)
+class CompressionReport(Summarised):
+    """Report of `compress`: `print` shows every table, `repr` the largest."""
 
     tables: list[CompressedTable] = field(default_factory=list)
     left_alone: list[LeftTable] = field(default_factory=list)
@@ -65,6 +66,22 @@ class CompressionReport:
     @property
     def _counted_left(self) -> int:
         return sum(line.num_bytes for line in self.left_alone if line.counted)
+
+    def _summary(self) -> Summary:
+        sizes = f"{readable_bytes(self.bytes_before)} -> {readable_bytes(self.bytes_after)}"
+        title = f"CompressionReport: {len(self.tables)} tables compressed, {len(self.left_alone)} left alone, {sizes}"
+        largest = sorted(self.tables, key=lambda line: -line.bytes_before)
+        rows = [
+            (
+                line.name,
+                describe_method(line.method, line.rows),
+                line.rows,
+                readable_bytes(line.bytes_after),
+                line.error,
+            )
+            for line in largest
+        ]
+        return Summary(title, ("table", "method", "rows", "bytes", "error"), rows, text_columns=2)
 
     def __str__(self) -> str:
         parts = []
