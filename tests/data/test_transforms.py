@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from holdall.commands.fit import fit
+from holdall.commands.inspect import inspect, show
 from holdall.common.errors import ConfigError, DataError
 from holdall.data.dataset import DataSet
 from holdall.data.encode import encode_rows
@@ -135,7 +137,8 @@ def test_raw_rows_are_encoded_as_they_were_prepared(kind: str, tmp_path: Path) -
     table = raw_table()
     schema = run(tmp_path, table, kind=kind)
     stored = DataSet(tmp_path / "out").slice(0, table.num_rows)
-    found = encode_rows(tmp_path / "out", named(table))
+    assert torch.equal(encode_rows(tmp_path / "out", named(table)).ids.values, stored.ids.values)
+    found = encode_rows(tmp_path / "out", table)
     assert torch.equal(found.dense, stored.dense)
     assert torch.equal(found.label, stored.label)
     assert torch.equal(found.ids.values, stored.ids.values)
@@ -197,6 +200,22 @@ def test_a_constant_column_has_one_bucket(tmp_path: Path) -> None:
     assert schema.features[0].bucket == ()
     assert read_map(tmp_path / "out", "n") == [("any number", 2), ("", 1), (None, 0)]
     assert encode_rows(tmp_path / "out", {"n": [7.0, None]}).ids.values.tolist() == [[0, 1]]
+
+
+def test_inspect_says_what_features_are_made_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, raw_table())
+    show(inspect(tmp_path / "out"))
+    shown = capsys.readouterr().out
+    for words in ("4 buckets", "hash below 16", "cross of city and device", "hash below 5"):
+        assert words in shown
+
+
+def test_a_fitted_model_reads_the_columns_that_it_was_fitted_on(tmp_path: Path) -> None:
+    table = raw_table()
+    decoy = table.append_column("cheap", pa.array(np.full(table.num_rows, 99.0)))
+    categorical = [{"name": "cheap", "column": "price", "bucket": [0, 5]}, {"name": "x", "cross": ["cheap", "city"]}]
+    model = fit(decoy, label="y", categorical=categorical, dense=["user_id"], out=tmp_path / "fit")
+    assert np.array_equal(model.predict(decoy), model.predict(table))
 
 
 # --- bad input ------------------------------------------------------------------------------------------------------

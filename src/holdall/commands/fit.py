@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 
 from holdall.common.errors import ConfigError, DataError
@@ -63,13 +64,21 @@ class FittedModel:
 
     def predict(self, rows: Any) -> npt.NDArray[np.float32]:
         """Probabilities [R] of the rows of a frame, or in any other form that `Scorer.score` takes."""
-        return self.scorer.score(as_arrow(rows) if is_frame(rows) else rows)
+        return self.scorer.score(self._named(as_arrow(rows)) if is_frame(rows) else rows)
+
+    def _named(self, table: pa.Table) -> pa.Table:
+        """A frame with the columns of the one that was fitted, under the names of the schema."""
+        for name, column in self.scorer.encoder.columns.items():
+            if name != column and column in table.column_names:
+                others = table.drop_columns([name]) if name in table.column_names else table
+                table = others.append_column(name, table[column])
+        return table
 
     def evaluate(self, frame: Any = None) -> dict[str, Any]:
         """Metrics on a frame with labels; without one, on the rows that `fit` held out for early stopping."""
         if frame is None:
             return evaluate(self.run, "valid")
-        table = as_arrow(frame)
+        table = self._named(as_arrow(frame))
         encoder = self.scorer.encoder
         if self.schema.label not in table.column_names:
             raise DataError(f"the frame has no column '{self.schema.label}': metrics need labels; or use predict")

@@ -17,6 +17,7 @@ from holdall.common.errors import DataError
 from holdall.common.sizes import readable_bytes
 from holdall.data.identity import data_fingerprint, ids_fingerprint
 from holdall.data.schema import SCHEMA_FILE, Schema
+from holdall.data.transforms import described
 from holdall.models.model import table_rows
 from holdall.serving.bundle import is_bundle, open_bundle
 from holdall.serving.delta import is_delta, open_delta
@@ -69,7 +70,14 @@ def _data(path: Path) -> dict[str, Any]:
         "weight": None if schema.weight is None else asdict(schema.weight),
         "dense": [column.name for column in schema.dense],
         "features": [
-            {"name": f.name, "kind": f.kind, "rows": f.num_rows, "unseen": f.unseen, "ordered_from": f.ordered_from}
+            {
+                "name": f.name,
+                "kind": f.kind,
+                "made_by": described(f),
+                "rows": f.num_rows,
+                "unseen": f.unseen,
+                "ordered_from": f.ordered_from,
+            }
             for f in schema.features
         ],
         "bytes": sum(file.bytes for split in schema.splits.values() for file in split.files),
@@ -159,10 +167,13 @@ def _show_data(found: dict[str, Any], console: Console) -> None:
         splits.add_row(name, f"{split['rows']:,}", rate, str(split["files"]))
     console.print(splits)
     ordered = any(feature["ordered_from"] is not None for feature in found["features"])
-    features = table("feature", "kind", "rows", "row of unseen values", *(["ordered from"] if ordered else []))
+    made = any(feature["made_by"] for feature in found["features"])
+    first = ("feature", "kind", *(["made by"] if made else []))
+    features = table(*first, "rows", "row of unseen values", *(["ordered from"] if ordered else []))
     for feature in found["features"]:
         numbers = [feature["rows"], feature["unseen"], *([feature["ordered_from"]] if ordered else [])]
-        features.add_row(feature["name"], feature["kind"], *("-" if n is None else f"{n:,}" for n in numbers))
+        words = [feature["name"], feature["kind"], *([feature["made_by"]] if made else [])]
+        features.add_row(*words, *("-" if n is None else f"{n:,}" for n in numbers))
     console.print(features)
     weight = f", weights '{found['weight']['name']}'" if found["weight"] else ""
     said = f"{len(found['dense'])} dense columns, label '{found['label']}'{weight}"

@@ -20,9 +20,9 @@ from holdall.data.batch import Batch
 from holdall.data.columns import Columns, Ragged, offsets_of
 from holdall.data.dense import transform
 from holdall.data.id_map import as_text, id_dtype, is_nameable, is_whole_float, load_id_maps, whole_texts
-from holdall.data.layout import MAX_VALUE_BYTES
-from holdall.data.read_parquet import is_number, is_utf8
-from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NO_WEIGHT, NOT_WHOLE, shown
+from holdall.data.layout import MAX_VALUE_BYTES, Layout
+from holdall.data.read_parquet import flat_table, is_number, is_utf8
+from holdall.data.rows import BOOLEANS, FLOAT32_MAX, NO_WEIGHT, NOT_WHOLE, inputs_of, shown
 from holdall.data.schema import DenseColumn, Feature, Schema
 from holdall.data.stored_layout import stored_layout
 from holdall.data.transforms import feature_texts, has_transform
@@ -75,6 +75,8 @@ class Encoder:
         of_crosses = [part.name for feature in features for part in feature.cross if part.integer]
         self.integers = frozenset([*of_crosses, *(feature.name for feature in features if feature.integer)])
         """Features whose values are whole numbers."""
+        self.columns = raw_columns(stored[1]) if stored else {}
+        """By name, the column of the raw data where it has another name."""
         self.separators = {f.name: f.separator for f in features if f.separator is not None}
         """By bag or sequence, what separates its values in a text."""
         self.num_unseen = dict.fromkeys(self.maps, 0)
@@ -85,10 +87,10 @@ class Encoder:
 
         With `as_mapped` features have the texts of their id maps, also those of transforms, in columns of their own.
         """
-        table = as_table(table)
+        table = flat_table(as_table(table))
         dense = np.empty((table.num_rows, self.schema.num_dense), dtype=np.float32)
         for index, column in enumerate(self.schema.dense):
-            dense[:, index] = transform(numbers(find(table, column.name), column), column)
+            dense[:, index] = transform(numbers(self._find(table, column.name), column), column)
         singles, bags = [], []
         for feature in self.schema.features:
             if feature.name not in self.maps:
@@ -102,9 +104,9 @@ class Encoder:
             if feature.one_hot and not plain:
                 singles.append(self._mapped_ids(feature, self._transformed(table, feature)))
             elif feature.one_hot:
-                singles.append(self._ids(feature, find(table, feature.name), np.arange(table.num_rows)))
+                singles.append(self._ids(feature, self._find(table, feature.name), np.arange(table.num_rows)))
             else:
-                values = find(table, feature.name)
+                values = self._find(table, feature.name)
                 texts, lengths = pieces(split_texts(values, self.separators.get(feature.name)), feature)
                 rows = np.repeat(np.arange(table.num_rows), lengths)
                 ids = self._ids(feature, texts, rows) if plain else self._raw_ids(feature, texts, rows)
@@ -114,6 +116,11 @@ class Encoder:
         weight = None if weight is None else weight.astype(np.float32)
         columns = Columns(label=self.labels(table), dense=dense, ids=ids, bags=tuple(bags), weight=weight)
         return columns.batch([feature.one_hot for feature in self.schema.features])
+
+    def _find(self, table: pa.Table, name: str) -> pa.ChunkedArray:
+        """A column by its name, or by that of the raw data."""
+        raw = self.columns.get(name, name)
+        return find(table, raw if name not in table.column_names and raw in table.column_names else name)
 
     def ids(self, feature: str, values: pa.Array | pa.ChunkedArray) -> Array:
         """[n] ids of values [n] of one feature, whatever number of them a row has; of a cross, those of its id map."""
@@ -127,9 +134,9 @@ class Encoder:
         rows = np.arange(table.num_rows)
 
         def texts(name: str) -> pa.LargeStringArray:
-            return self._texts(name, find(table, name), rows)
+            return self._texts(name, self._find(table, name), rows)
 
-        return feature_texts(feature, lambda name: numbers(find(table, name), DenseColumn(name=name)), texts)
+        return feature_texts(feature, lambda name: numbers(self._find(table, name), DenseColumn(name=name)), texts)
 
     def _mapped_ids(self, feature: Feature, texts: pa.LargeStringArray) -> Array:
         """[n] ids of texts [n] that a transform made."""
@@ -271,6 +278,12 @@ def split_texts(values: pa.ChunkedArray, separator: str | None) -> pa.ChunkedArr
     kind = pa.large_list(pa.large_string())
     parts = [pc.split_pattern(as_text(chunk), separator).cast(kind) for chunk in values.chunks]
     return pa.chunked_array(parts, kind)
+
+
+def raw_columns(layout: Layout) -> dict[str, str]:
+    """Columns of the raw data by the names that they have in the schema."""
+    found = {dense.name: dense.column for dense in layout.dense}
+    return found | {feature.name: feature.column for feature in inputs_of(layout).values()}
 
 
 def as_table(table: Table) -> pa.Table:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +47,10 @@ def bucket_names(bounds: Sequence[float]) -> list[str]:
     if not said:
         return ["any number"]
     return [f"below {said[0]}", *(f"{a} to {b}" for a, b in pairwise(said)), f"{said[-1]} or more"]
+
+
+_bucket_names = lru_cache(maxsize=256)(bucket_names)
+"""`bucket_names` of a tuple, for requests of a few rows."""
 
 
 def bucket_texts(numbers: Array, bounds: Sequence[float]) -> pa.LargeStringArray:
@@ -149,7 +154,7 @@ def value_text(feature: Any, value: Callable[[str], Any], text_of: Callable[[Any
         elif type(number) not in (int, float, bool) or not math.isfinite(number):
             raise TypeError
         else:
-            found = bucket_names(feature.bucket)[bisect_right(feature.bucket, number)]
+            found = _bucket_names(feature.bucket)[bisect_right(feature.bucket, number)]
     else:
         found = text_of(value(feature.name))
     return found if feature.hash is None or not found else str(hash_one(found) % feature.hash)

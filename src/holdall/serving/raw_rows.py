@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdall.common.errors import DataError, did_you_mean
-from holdall.data.encode import is_text, split_texts
+from holdall.data.encode import is_text, raw_columns, split_texts
 from holdall.data.layout import MAX_VALUE_BYTES
 from holdall.data.read_parquet import SUFFIXES, flat_batch, flat_schema, flat_table
 from holdall.data.rows import FLOAT32_MAX, NOT_WHOLE, WHOLE_FLOATS, inputs_of, shown
@@ -63,11 +63,8 @@ class RowFormat:
             return cls(schema, frozenset(reads))
         _, layout = stored
         separators = {feature.name: feature.separator for feature in layout.features if feature.separator is not None}
-        columns = {dense.name: dense.column for dense in layout.dense}
-        inputs = inputs_of(layout).values()
-        columns |= {feature.name: feature.column for feature in inputs}
-        integers = frozenset(feature.name for feature in inputs if feature.integer)
-        return cls(schema, frozenset(reads), separators, columns, integers, layout.max_value_bytes)
+        integers = frozenset(feature.name for feature in inputs_of(layout).values() if feature.integer)
+        return cls(schema, frozenset(reads), separators, raw_columns(layout), integers, layout.max_value_bytes)
 
     @property
     def features(self) -> list[Feature]:
