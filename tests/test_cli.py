@@ -473,3 +473,25 @@ def test_our_warnings_are_sentences_without_code() -> None:
     shown = cli._format_warning("mind the gap", UserWarning, cli.__file__, 7)
     assert shown == "holdall: warning: mind the gap\n"
     assert "elsewhere.py:7: UserWarning: mind" in cli._format_warning("mind", UserWarning, "/x/elsewhere.py", 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train d --out r --epochs two", "--epochs takes a whole number, not 'two': see `holdall train --help`"),
+        ("train d --out r --lr two", "--lr takes a number, not 'two'"),
+        (
+            "train d --out r --epoch 2",
+            "there is no option --epoch (did you mean --epochs?): see `holdall train --help`",
+        ),
+        ("train d --out r --tail tape", "--tail is one of 'host', 'disk', not 'tape'"),
+        ("train d --out r --lr", "--lr needs a value"),
+        ("train", "DATA and --out PATH must be given: see `holdall train --help`"),
+        ("inspect", "PATH must be given"),
+        ("--nothing", "there is no option --nothing: see `holdall --help`"),
+    ],
+)
+def test_words_that_are_no_command_end_with_a_sentence(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(words.split(), capsys).startswith(f"holdall: {message}")

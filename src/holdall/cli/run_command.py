@@ -23,6 +23,7 @@ from holdall.cli.options import import_model, tyro
 from holdall.cli.serve_command import serve
 from holdall.cli.serving_commands import publish, release, score, verify
 from holdall.cli.training_commands import evaluate, hardware, plan, simulate, train
+from holdall.cli.usage_errors import usage_error
 from holdall.common.errors import ConfigError, HoldallError, OwnModelError, did_you_mean
 from holdall.common.settings import flag, overlay, read_toml
 from holdall.common.system_errors import explained
@@ -175,6 +176,9 @@ def _parse(given: Sequence[str]) -> Callable[[], None]:
             cause = cause.__context__
         if cause is not None:
             raise cause from None
+        sentence = usage_error(said.getvalue(), given) if stop.code else None
+        if sentence is not None:
+            raise ConfigError(sentence) from None
         print(said.getvalue(), end="", file=sys.stderr)
         raise
     _refuse_huge(call.keywords)
