@@ -120,7 +120,7 @@ def test_settings_that_may_change() -> None:
         ({"optimizer": "rowwise_adagrad"}, (0.002, 0.06)),
         ({"model": "dcn", "optimizer": "adagrad"}, (0.002, 0.06)),
         ({"model": "deepfm"}, (0.001, 0.02)),
-        ({"model": "two-tower"}, (0.003, 0.06)),
+        ({"model": "two-tower"}, (0.0003, 0.1)),
         ({"table_lr": 0.5}, (0.001, 0.5)),
         ({"lr": 0.01}, (0.01, None)),
         ({"lr": 0.01, "table_lr": 0.5}, (0.01, 0.5)),

@@ -45,7 +45,8 @@ _ADAM = {
     "deepfm": (0.001, 0.02),
     "ncf": (0.001, 0.2),
     "tbsm": (0.01, 0.1),
-    "two-tower": (0.003, 0.06),
+    "din": (0.003, 0.2),
+    "two-tower": (0.0003, 0.1),
     "any other": (0.001, 0.1),
 }
 DEFAULT_RATES = {"rowwise_adagrad_adam": _ADAM, "rowwise_adagrad": _ADAGRAD, "adagrad": _ADAGRAD}
