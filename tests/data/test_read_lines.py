@@ -93,7 +93,7 @@ def test_frames_with_structs_are_prepared(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{", "the line is no JSON object"),
-        ("[1]", r"the line is \['1'\] instead of a JSON object"),
+        ("[1]", r"the line is \[1\] instead of a JSON object"),
         ("", "an empty line"),
         ({**ROWS[0], "site": ["a"]}, "column 'site' holds a list: name it as a bag or sequence"),
         ({**ROWS[0], "site": {"a": 1}}, "column 'site' holds an object: name its fields, as user.city"),

@@ -125,6 +125,7 @@ def test_times_are_counted_in_bounded_memory() -> None:
     for part in np.split(everything, 100):
         counts.add(part)
         assert len(counts.times) <= 2000
+    counts.merge()
     assert counts.counts.sum() == len(everything)
     splits = splits_of(everything, counts.cuts(0.1, 0.2, "here"))
     assert np.abs(np.bincount(splits) / len(everything) - [0.7, 0.1, 0.2]).max() < 0.03

@@ -30,7 +30,7 @@ class RecordError(ValueError):
 
 
 class NumberText(str):
-    """Number as it is written."""
+    """Number with a point or an exponent, as it is written."""
 
     __slots__ = ()
 
@@ -43,11 +43,11 @@ def is_json(path: Path) -> bool:
     return (Path(path.stem) if path.suffix in COMPRESSIONS else path).suffix.lower() in JSON_SUFFIXES
 
 
-_decode_json = json.JSONDecoder(parse_float=NumberText, parse_int=NumberText, parse_constant=NumberText).decode
+_decode_json = json.JSONDecoder(parse_float=NumberText, parse_constant=NumberText).decode
 
 
 def parse_json(line: str) -> Record:
-    """The object of a line, its numbers as they are written."""
+    """The object of a line, with numbers of any number of digits."""
     try:
         found = _decode_json(line)
     except (ValueError, RecursionError) as error:
@@ -173,11 +173,15 @@ def frame_of(records: list[Record], layout: Layout, seen: set[str]) -> tuple[Any
     reasons: dict[int, str] = {}
     columns = {}
     for column in layout.used_columns:
+        given = [value_at(record, column) for record in records]
+        if column not in seen and any(v is not None or column in r for v, r in zip(given, records, strict=True)):
+            seen.add(column)
+        plain = None if column in lists else plain_texts(given, whole=column in texts)
+        if plain is not None:
+            columns[column] = pl.Series(plain, dtype=pl.String)
+            continue
         values: list[Any] = []
-        for place, record in enumerate(records):
-            value = value_at(record, column)
-            if value is not None or (column not in seen and column in record):
-                seen.add(column)
+        for place, value in enumerate(given):
             try:
                 if column in lists:
                     values.append(pieces_of(value, lists[column]))
@@ -190,12 +194,24 @@ def frame_of(records: list[Record], layout: Layout, seen: set[str]) -> tuple[Any
     return pl.DataFrame(columns), reasons
 
 
+def plain_texts(values: list[Any], *, whole: bool) -> list[str | None] | None:
+    """`text_of` of a column whose values are of one plain kind, in a fraction of the time; None for other columns."""
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds == {int}:
+        return [None if value is None else str(value) for value in values]
+    if kinds == {NumberText} and not whole:
+        return values
+    return values if kinds == {str} and all(value.isascii() for value in values if value is not None) else None
+
+
 def text_of(value: Any, *, whole: bool, number: bool) -> str | None:
     """A JSON value as the text that a CSV file would have; floats in a column of values are whole numbers."""
     if value is None:
         return None
+    if type(value) is int:
+        return str(value)
     if isinstance(value, NumberText):
-        if not whole or value.lstrip("-").isdigit():
+        if not whole:
             return str(value)
         if value == "NaN":
             return None

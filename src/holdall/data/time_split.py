@@ -34,10 +34,18 @@ class TimeCounts:
         self.times: Times = np.zeros(0)
         """[n] first time of each range, ascending."""
         self.counts = np.zeros(0, dtype=np.int64)
+        self._pending: list[Times] = []
 
     def add(self, times: Times) -> None:
-        """Count rows by their times [R]."""
-        found, counts = np.unique(times, return_counts=True)
+        """Count rows by their times [R]; many blocks are merged at once."""
+        self._pending.append(times)
+        if sum(map(len, self._pending)) >= self.max_times // 2:
+            self.merge()
+
+    def merge(self) -> None:
+        """Count the rows that were added since the last time."""
+        found, counts = np.unique(np.concatenate([np.zeros(0), *self._pending]), return_counts=True)
+        self._pending.clear()
         self.times, place = np.unique(np.concatenate([self.times, found]), return_inverse=True)
         self.counts = np.bincount(place, np.concatenate([self.counts, counts]), len(self.times)).astype(np.int64)
         if len(self.times) > self.max_times:
@@ -48,6 +56,7 @@ class TimeCounts:
 
     def cuts(self, valid: float, test: float, where: str) -> tuple[float, float]:
         """First times of the valid and of the test split, nearest to the wanted shares of the rows."""
+        self.merge()
         starts = np.append(0, np.cumsum(self.counts)) / max(self.counts.sum(), 1)
         times = np.append(self.times, np.inf)
         first = [int(np.argmin(np.abs(starts - share))) for share in (1 - valid - test, 1 - test)]

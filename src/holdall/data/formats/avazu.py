@@ -110,6 +110,7 @@ def find_cuts(files: Sequence[Path], layout: Layout, valid: float, test: float) 
     for file in files:
         for rows in read_avazu(file, layout):
             counts.add(rows.frame["dense0"].to_numpy())
+    counts.merge()
     if not len(counts.times):
         raise DataError(f"no row with a readable '{HOUR}' in {', '.join(map(str, files))}: is this the Avazu log?")
     return counts.cuts(valid, test, "the Avazu log")
