@@ -27,18 +27,18 @@ needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) i
 @pytest.mark.slow
 def test_a_package_scores_as_the_bundle_and_stores_weights_once(tmp_path: Path) -> None:
     """One test for all that takes a package: compiling one takes seconds."""
-    data = clicks(tmp_path / "data", (300,))
-    method = Bands(((40, Quantized(4)), (None, Shared(rows=2))))
-    bundle, model = bundle_of(tmp_path / "bundle", data, DLRMConfig(dim=4, bottom=(), top=()), method)
+    data = clicks(tmp_path / "data", (300, 9, 9, 9))
+    methods = {"C1": Bands(((40, Quantized(4)), (None, Shared(rows=2))))}
+    bundle, model = bundle_of(tmp_path / "bundle", data, DLRMConfig(dim=4, bottom=(), top=()), methods)
+    batches = [next(iter(Loader(DataSet(data, "valid"), size, shuffle="none").epoch(0))) for size in (1, 100)]
+    with torch.no_grad():  # before the export, which then finds the kept numbers of the 10 pairs: a constant
+        expected = [model(batch) for batch in batches]
     package = tmp_path / "package"
     holdall.export(bundle, package, format="pt2")
     scorer = holdall.open_export(package, run_code=True)
     assert scorer.fingerprint == holdall.open_bundle(bundle).fingerprint
-    for size in (1, 100):
-        batch = next(iter(Loader(DataSet(data, "valid"), size, shuffle="none").epoch(0)))
-        with torch.no_grad():
-            expected = model(batch)
-        torch.testing.assert_close(scorer.logits(batch), expected, rtol=1e-5, atol=1e-5)
+    for batch, logits in zip(batches, expected, strict=True):
+        torch.testing.assert_close(scorer.logits(batch), logits, rtol=1e-5, atol=1e-5)
     assert scorer.record.check["score"] <= 1e-5
     weights = model.bags.table("C1").parts[0].codes.numpy().tobytes()
     assert (package / "weights.safetensors").read_bytes().count(weights) == 1

@@ -12,7 +12,7 @@ import os
 import platform
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from holdall.serving.export.onnx_file import OUTPUTS, dynamic_shapes, quiet
 from holdall.serving.export.traced_model import TracedModel
 from holdall.serving.mapped_tensors import MappedTensors, write_tensors
 from holdall.tables import Table
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 PACKAGE_FILE = "model.pt2"
 WEIGHTS_FILE = "weights.safetensors"
@@ -72,6 +75,7 @@ def write_package(
     with quiet(), torch.no_grad(), config.patch(compile_threads=1):
         shapes = (dynamic_shapes(model.inputs),)
         program = torch.export.export(model, examples, dynamic_shapes=shapes, strict=False)
+        _name_constants(program)
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(folder / PACKAGE_FILE),
@@ -86,6 +90,18 @@ def write_package(
         weights[name] = stored.setdefault((tensor.data_ptr(), tensor.shape, tensor.dtype), name)
     write_tensors(folder / WEIGHTS_FILE, {name: found[name].detach() for name in stored.values()})
     return {"torch": torch.__version__, **_processor()}, weights
+
+
+def _name_constants(program: ExportedProgram) -> None:
+    """Make buffers of the tensors that are neither parameters nor buffers: compiled code keeps the names of those only.
+
+    Such a tensor is kept by a model, or in a cache that was filled before the export.
+    """
+    from torch.export.graph_signature import InputKind
+
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            spec.kind, spec.persistent = InputKind.BUFFER, False
 
 
 def _processor() -> dict[str, str]:
