@@ -89,10 +89,21 @@ class ValueEncoder:
         dense = self._numbers(columns, num_rows)
         if dense is None:
             return None
-        ids, unseen = self._singles(columns, num_rows) if self._one_hot else self._bags(columns, num_rows)
+        if self._one_hot:
+            return self.batch(dense, self._singles(columns, num_rows))
+        ids, unseen = self._bags(columns, num_rows)
         for name, count in unseen.items():
             self._num_unseen[name] += count
         return Batch(torch.from_numpy(dense), ids, torch.zeros(num_rows))
+
+    def batch(self, dense: npt.NDArray[np.float32], ids: Array) -> Batch:
+        """The batch of ids [F, R], of which the unseen ones are counted."""
+        is_unseen = ids == self._unseen[:, None]
+        if is_unseen.any():
+            for feature, count in zip(self._features, is_unseen.sum(axis=1).tolist(), strict=True):
+                if count:
+                    self._num_unseen[feature.name] += count
+        return Batch(torch.from_numpy(dense), Ids(torch.from_numpy(ids), None, len(ids)), torch.zeros(ids.shape[1]))
 
     def _numbers(self, columns: Columns, num_rows: int) -> npt.NDArray[np.float32] | None:
         """[R, N] float32, transformed."""
@@ -106,29 +117,27 @@ class ValueEncoder:
             is_none = sum(column.count(None) for column in given)
             if np.count_nonzero(missing) != is_none or not (missing | (sizes <= FLOAT32_MAX)).all():
                 return None
-        if self._all_log and given:
+        return self.transformed(raw)
+
+    def transformed(self, raw: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """[R, N] float32 of the values [N, R] of dense columns; NaN is a missing one."""
+        if self._all_log and len(raw):
             return np.ascontiguousarray(transform(raw, self._dense[0]).T)  # the same for every column
-        dense = np.empty((num_rows, len(given)), dtype=np.float32)
+        dense = np.empty(raw.shape[::-1], dtype=np.float32)
         for index, column in enumerate(self._dense):
             dense[:, index] = transform(raw[index], column)
         return dense
 
-    def _singles(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
-        """Ids [F, R], and the number of unseen ones by feature."""
+    def _singles(self, columns: Columns, num_rows: int) -> Array:
+        """Ids [F, R]."""
         pairs = zip(self._features, self._lookups, strict=True)
         values = [
             [0] * num_rows if lookup is None else self._values(columns, feature, num_rows) for feature, lookup in pairs
         ]
-        ids = self._ids(values).reshape(len(values), num_rows)
-        is_unseen = ids == self._unseen[:, None]
-        unseen: dict[str, int] = {}
-        if is_unseen.any():
-            counts = is_unseen.sum(axis=1).tolist()
-            unseen = {feature.name: count for feature, count in zip(self._features, counts, strict=True) if count}
-        return Ids(torch.from_numpy(ids), None, len(values)), unseen
+        return self._ids(values).reshape(len(values), num_rows)
 
     def _bags(self, columns: Columns, num_rows: int) -> tuple[Ids, dict[str, int]]:
-        """`_singles` where some features have several ids a row."""
+        """Ids where some features have several a row, and the number of unseen ones by feature."""
         values: list[Sequence[Any]] = []
         lengths: list[int] = []
         for feature, lookup in zip(self._features, self._lookups, strict=True):
@@ -222,6 +231,10 @@ class ValueEncoder:
         for place in places:
             feature = bisect_right(starts, place) - 1
             asked.append((feature, text_of(values[feature][place - starts[feature]])))
+        ids[places] = self.found(asked)
+
+    def found(self, asked: Sequence[tuple[int, str]]) -> list[int]:
+        """Ids of texts, each with the place of its feature; raises where a text is not plainly right."""
         distinct = list(dict.fromkeys(asked))
         for feature, text in distinct:
             if len(text) > self._max_bytes // 4:
@@ -235,12 +248,13 @@ class ValueEncoder:
                 found |= zip(
                     own, self._map(feature).apply([text for _, text in own], distinct=True).tolist(), strict=True
                 )
+        for key in distinct:
+            if key not in found and (number := self._map(key[0]).hot.get(key[1], -1)) >= 0:
+                found[key] = number
         left = [key for key in distinct if key not in found]
         for key, hashed in zip(left, hash_texts([text for _, text in left]), strict=True):
-            lookup = self._map(key[0])
-            number = lookup.hot.get(key[1], -1)
-            found[key] = lookup.id_of(key[1], hashed) if number < 0 else number
-        ids[places] = [found[key] for key in asked]
+            found[key] = self._map(key[0]).id_of(key[1], hashed)
+        return [found[key] for key in asked]
 
     def _map(self, feature: int) -> IdLookup:
         lookup = self._lookups[feature]

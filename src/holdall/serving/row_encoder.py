@@ -14,6 +14,7 @@ from holdall.common.errors import DataError
 from holdall.data.batch import Batch, Ids
 from holdall.data.columns import offsets_of
 from holdall.data.encode import Encoder
+from holdall.serving.encode_arrays import ArrayEncoder, Arrays
 from holdall.serving.encode_values import ValueEncoder
 from holdall.serving.hot_table import HotTable
 from holdall.serving.id_lookup import IdLookup
@@ -43,6 +44,7 @@ class RowEncoder:
         self.num_unseen = self.columns.num_unseen if num_unseen is None else num_unseen
         self.columns.num_unseen = self.num_unseen
         self.values = ValueEncoder(form, lookups, self.num_unseen, self.hot_table)
+        self.arrays = ArrayEncoder(form, lookups, self.values, self.hot_table)
         self.fast = True
         """Whether rows of Python values may be encoded without Arrow."""
         self._parts: dict[frozenset[str], tuple[RowEncoder, RowEncoder]] = {}
@@ -54,6 +56,11 @@ class RowEncoder:
             if plain is not None:
                 return _encoded(plain)
         return _encoded(self.columns.encode(self.form.table(rows)))
+
+    def encode_arrays(self, columns: Arrays) -> EncodedBatch | None:
+        """Arrow columns, to the ids that their Python values have in `encode`; None if that has to read them."""
+        plain = self.arrays.encode(columns) if self.fast else None
+        return None if plain is None else _encoded(plain)
 
     def blocks(self, path: str | Path) -> Iterator[EncodedBatch]:
         """The rows of a file, a block at a time."""

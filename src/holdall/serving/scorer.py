@@ -27,6 +27,7 @@ from holdall.data.schema import Feature, Schema
 from holdall.models import DLRM, Model
 from holdall.models.model import batch_device
 from holdall.serving.bundle import Bundle, is_bundle
+from holdall.serving.encode_arrays import Arrays
 from holdall.serving.explain_row import ExplainedRow, explain_row
 from holdall.serving.fast_dlrm import MAX_ROWS, FastDLRM, takes
 from holdall.serving.id_lookup import IdLookup, open_lookups
@@ -127,6 +128,10 @@ class Scorer:
     def encode(self, rows: Any) -> Batch:
         """Raw rows as a batch on the host, with labels 0; see `score` for what rows may be."""
         return rows if isinstance(rows, Batch) else self._rows.encode(rows)
+
+    def encode_arrays(self, columns: Arrays) -> Batch | None:
+        """`encode` of Arrow columns, each in one or more parts; None unless they are many plain values."""
+        return self._rows.encode_arrays(columns)
 
     def score(self, rows: Any) -> Floats:
         """Probabilities [R] of rows.

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from holdall.serving import encode_arrays
 from holdall.serving.scorer import Scorer, load
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, running
@@ -64,7 +65,9 @@ def test_names_that_the_model_does_not_have_are_ignored(client: Client, row: dic
     assert client.json("POST", "/score", {"rows": [row | {"label": 1, "more": [{}]}]}) == plain
 
 
-def test_arrow_rows(client: Client, scorer: Scorer) -> None:
+@pytest.mark.parametrize("table_from", [1, 1000])
+def test_arrow_rows(table_from: int, client: Client, scorer: Scorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode_arrays, "TABLE_FROM", table_from)
     rows = text_rows(12)
     table = pa.Table.from_pylist(rows)
     for form in (table, table.set_column(3, "C1", table["C1"].dictionary_encode())):

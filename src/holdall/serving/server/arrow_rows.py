@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as kinds
 
-from holdall.serving.server.row_types import BodyError, Columns, RowError, RowReader
+from holdall.serving.server.row_types import ArrowColumns, BodyError, RowError, RowReader
 
 CONTENT_TYPE = b"application/vnd.apache.arrow.stream"
 SCORE_SCHEMA = pa.schema([pa.field("score", pa.float32(), nullable=False)])
@@ -59,8 +59,8 @@ class ArrowReader:
         self._separated: list[tuple[int, str]] = []
         """Columns of bags as texts, and what separates their values."""
 
-    def columns(self, sent: ArrowBody) -> Columns:
-        """The columns of a stream, every buffer of which was checked, as Python values."""
+    def columns(self, sent: ArrowBody) -> ArrowColumns:
+        """The columns of a stream, every buffer of which was checked."""
         body = sent.body
         buffer = pa.py_buffer(body)
         try:
@@ -88,10 +88,7 @@ class ArrowReader:
             counts = [pc.sum(pc.count_substring(batch.column(place), separator)).as_py() or 0 for batch in batches]
             values += sum(counts) + num_rows
         self.reader.check_values(values)
-        if len(batches) == 1:
-            return tuple(batches[0].column(place).to_pylist() for place in self._places)
-        table = pa.Table.from_batches(batches, schema)
-        return tuple(table.column(place).to_pylist() for place in self._places)
+        return ArrowColumns(tuple([batch.column(place) for batch in batches] for place in self._places))
 
     def _remember(self, schema: pa.Schema) -> None:
         """Check names and types of the columns."""

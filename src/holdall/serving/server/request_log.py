@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdall.common.errors import ConfigError
+from holdall.serving.server.row_types import ArrowColumns
 from holdall.serving.server.served import Ranking, Served
 
 log = logging.getLogger("holdall.server")
@@ -91,8 +92,8 @@ class RequestLog:
 
 
 def _dicts(served: Served, rows: Any) -> list[dict[str, Any]]:
-    if isinstance(rows, tuple):
-        rows = zip(*rows, strict=True)
+    if isinstance(rows, ArrowColumns):
+        rows = zip(*rows.lists(), strict=True)
     if isinstance(rows, Ranking):
         names = list(rows.items)
         return [rows.user | dict(zip(names, row, strict=True)) for row in zip(*rows.items.values(), strict=True)]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from holdall.common.errors import DataError
 from holdall.data.schema import Schema
@@ -19,6 +21,18 @@ Row = tuple[Any, ...]
 
 Columns = tuple[list[Any], ...]
 """Values of some rows by column, in the order of `RowReader.names`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowColumns:
+    """Columns of some rows in the order of `RowReader.names`, as Arrow arrays, one or more a column."""
+
+    arrays: tuple[list[pa.Array], ...]
+
+    def lists(self) -> Columns:
+        """The same as Python values."""
+        return tuple([value for part in parts for value in part.to_pylist()] for parts in self.arrays)
+
 
 _PATH = re.compile(r" - at `\$(?:\.(rows|items|user)(?:\[(\d+)\])?(?:\.(.*?))?((?:\[\d+\])*))?`$", re.DOTALL)
 _WORDS = {"bool | int | str | null": "text, a whole number, true, false or null", "float | null": "a number or null"}
@@ -115,11 +129,17 @@ class RowReader:
                 raise RowError(f"'{name}' is {'given twice' if number else 'missing'}: give it once")
         return list(self.names)
 
-    def columns(self, parts: Sequence[list[Row] | Columns]) -> dict[str, Sequence[Any]]:
+    def arrays(self, parts: Sequence[ArrowColumns]) -> dict[str, list[pa.Array]]:
+        """Arrow columns of the rows of several requests, one after the other."""
+        columns = zip(*(part.arrays for part in parts), strict=True)
+        return {name: list(chain.from_iterable(column)) for name, column in zip(self.names, columns, strict=True)}
+
+    def columns(self, parts: Sequence[list[Row] | ArrowColumns]) -> dict[str, Sequence[Any]]:
         """Columns of the rows of several requests, one after the other."""
-        if all(isinstance(part, list) for part in parts):
-            return dict(zip(self.names, zip(*chain.from_iterable(parts), strict=True), strict=True))
-        each = [zip(*part, strict=True) if isinstance(part, list) else part for part in parts]
+        rows = [part for part in parts if isinstance(part, list)]
+        if len(rows) == len(parts):
+            return dict(zip(self.names, zip(*chain.from_iterable(rows), strict=True), strict=True))
+        each = [part.lists() if isinstance(part, ArrowColumns) else zip(*part, strict=True) for part in parts]
         columns = zip(*each, strict=True)
         return {name: list(chain.from_iterable(column)) for name, column in zip(self.names, columns, strict=True)}
 

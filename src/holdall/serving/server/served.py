@@ -19,7 +19,7 @@ from holdall.serving.scorer import Scorer
 from holdall.serving.server.arrow_rows import ArrowBody, ArrowReader
 from holdall.serving.server.batch_queue import Result, Work
 from holdall.serving.server.example import example_row
-from holdall.serving.server.row_types import RowReader
+from holdall.serving.server.row_types import ArrowColumns, RowReader
 from holdall.serving.server.settings import ServerConfig
 
 
@@ -75,7 +75,12 @@ class Served:
         for work in works:
             if isinstance(work.rows, ArrowBody):
                 work.rows = self.arrow.columns(work.rows)
-        return self.scorer.score(self.reader.columns([work.rows for work in works]))
+        parts = [work.rows for work in works]
+        if all(isinstance(part, ArrowColumns) for part in parts):
+            batch = self.scorer.encode_arrays(self.reader.arrays(parts))
+            if batch is not None:
+                return self.scorer.score(batch)
+        return self.scorer.score(self.reader.columns(parts))
 
     def _rank(self, works: list[Work]) -> Any:
         ranking: Ranking = works[0].rows
