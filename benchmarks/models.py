@@ -6,15 +6,16 @@
 | --- | --- | --- | --- |
 | DeepFM | Criteo Kaggle sample, one epoch | deepctr-torch | AUC |
 | DIN | Taobao ads, 100 steps | deepctr-torch | AUC |
-| two towers | MovieLens-1M, 200 steps | torch-rechub (DSSM) | HR@10 among 100 |
+| two towers | MovieLens-1M, 500 steps | torch-rechub (DSSM) | HR@10 among 100 |
 
-Both sides get the same batches in the same order, sizes, optimizer (Adam) and number of steps, no regularisation, and
-keep their own initial values. DeepFM and DIN train at 0.001, the default of the library; for the towers each side has
-the best of three rates on the validation split, with one seed (`--search`). The test split is read once. Vectors of
-DeepFM have 15 numbers on both sides, beside the first-order weight. DINs have ReLUs, since Dice depends on the batch.
+All sides get the same batches in the same order, sizes, optimizer (Adam) and number of steps, no regularisation, and
+keep their own initial values. The rates of DeepFM and DIN are the best of three for each side on the validation split,
+with one seed (`--search`); the towers train at 0.01 on all sides. Vectors of DeepFM have 15 numbers on both sides,
+beside the first-order weight. DINs have ReLUs, since Dice depends on the batch.
 
-torch-rechub's trainer applies no temperature to in-batch scores; here it has ours, without which it learns little. It
-neither corrects for the popularity of items nor leaves out copies of the positive. Data and libraries are not part of
+torch-rechub's trainer applies no temperature to in-batch scores; here it has ours. It does not correct for the
+popularity of items; *corrected* is the same with log q subtracted from its scores (Yi et al.). Its towers
+normalise by batch and end in a ReLU, and it leaves no copies of the positive out. Data and libraries are not part of
 this repository: `benchmarks.rivals` says how to install them.
 """
 
@@ -46,28 +47,27 @@ from holdall.evaluation.ranking import RankingMetrics
 from holdall.models import DeepFMConfig, DINConfig, TwoTowerConfig
 
 SEARCH = (0.001, 0.003, 0.01)
-RATES: dict[str, tuple[float, float]] = {"deepfm": (0.001, 0.001), "din": (0.001, 0.001), "two-tower": (0.01, 0.01)}
-"""Learning rates of Holdall and of the library."""
+RATES = {("deepfm", "holdall"): 0.003, ("deepfm", "deepctr-torch"): 0.001}
+DEFAULT_RATE = 0.01
+"""Learning rates by model and side, and of all others."""
 TEST_ROWS = 50_000
 CASES = 2_000
 """Rows, or ranking cases, of a split that are scored."""
 
+DIN = DINConfig(dim=16, attention=(64, 16), top=(200, 80), length=LENGTH, activation="relu")
 TOWERS = TwoTowerConfig(dim=16, tower=(64, 32))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model on one data set, with its two sides by learning rate and seed."""
+    """One model on one data set, with its sides by data set, learning rate and seed."""
 
     source: str
     prepare: PrepareConfig
     batch_size: int
     steps: int
     negatives: int
-    holdall: Callable[[DataSet, float, int], Side]
-    library: Callable[[DataSet, float, int], Side]
-    name: str
-    """Name of the library."""
+    sides: dict[str, Callable[[DataSet, float, int], Side]]
     metric: str = "auc"
 
 
@@ -78,11 +78,12 @@ MODELS = {
         batch_size=512,
         steps=200,
         negatives=4,
-        holdall=lambda data, lr, seed: ours(DeepFMConfig(dim=16, top=(256, 128)), data, lr, seed, 4),
-        library=lambda data, lr, seed: deep_ctr(
-            "DeepFM", data, lr, seed, dim=15, dnn_hidden_units=(256, 128), l2_reg_linear=0.0
-        ),
-        name="deepctr-torch",
+        sides={
+            "holdall": lambda data, lr, seed: ours(DeepFMConfig(dim=16, top=(256, 128)), data, lr, seed, 4),
+            "deepctr-torch": lambda data, lr, seed: deep_ctr(
+                "DeepFM", data, lr, seed, dim=15, dnn_hidden_units=(256, 128), l2_reg_linear=0.0
+            ),
+        },
     ),
     "din": Case(
         source="taobao",
@@ -90,23 +91,31 @@ MODELS = {
         batch_size=1024,
         steps=100,
         negatives=4,
-        holdall=lambda data, lr, seed: ours(
-            DINConfig(dim=16, attention=(64, 16), top=(200, 80), length=LENGTH, activation="relu"), data, lr, seed, 4
-        ),
-        library=lambda data, lr, seed: deep_ctr(
-            "DIN", data, lr, seed, dim=16, dnn_hidden_units=(200, 80), att_hidden_size=(64, 16), att_activation="relu"
-        ),
-        name="deepctr-torch",
+        sides={
+            "holdall": lambda data, lr, seed: ours(DIN, data, lr, seed, 4),
+            "deepctr-torch": lambda data, lr, seed: deep_ctr(
+                "DIN",
+                data,
+                lr,
+                seed,
+                dim=16,
+                dnn_hidden_units=DIN.top,
+                att_hidden_size=DIN.attention,
+                att_activation="relu",
+            ),
+        },
     ),
     "two-tower": Case(
         source="ml-1m",
         prepare=PrepareConfig(format="movielens"),
         batch_size=1024,
-        steps=200,
+        steps=500,
         negatives=0,
-        holdall=lambda data, lr, seed: ours(TOWERS, data, lr, seed, 0),
-        library=lambda data, lr, seed: rec_hub_towers(TOWERS, data, lr, seed),
-        name="torch-rechub",
+        sides={
+            "holdall": lambda data, lr, seed: ours(TOWERS, data, lr, seed, 0),
+            "torch-rechub": lambda data, lr, seed: rec_hub_towers(TOWERS, data, lr, seed),
+            "torch-rechub, corrected": lambda data, lr, seed: rec_hub_towers(TOWERS, data, lr, seed, corrected=True),
+        },
         metric="hr@10",
     ),
 }
@@ -136,6 +145,7 @@ def train(side: Side, batches: list[Batch]) -> float:
 def quality(case: Case, side: Side, folder: Path, split: str) -> dict[str, float]:
     """Metrics of a trained model on a split."""
     data = DataSet(folder, split)
+    side.model.eval()  # torch-rechub's towers normalise by batch while they train
     if case.metric == "auc":
         metrics = BinaryMetrics()
         for batch in islice(Loader(data, 4096, shuffle="none").epoch(0), -(-TEST_ROWS // 4096)):
@@ -152,29 +162,27 @@ def run(case: Case, folder: Path, side: str, rate: float, seed: int, split: str)
     data = DataSet(folder, "train")
     batches = batches_of(case, data, seed)
     torch.manual_seed(seed)
-    made = (case.holdall if side == "holdall" else case.library)(data, rate, seed)
+    made = case.sides[side](data, rate, seed)
     seconds = train(made, batches)
     samples = sum(len(batch) for batch in batches)
     found = quality(case, made, folder, split)
-    label = "holdall" if side == "holdall" else case.name
-    return {"side": label, "rate": rate, "seed": seed, **found, "samples_per_second": samples / seconds}
+    return {"side": side, "rate": rate, "seed": seed, **found, "samples_per_second": samples / seconds}
 
 
 def compare(name: str, folder: Path, seeds: int) -> dict[str, Any]:
-    """Both sides on the test split, in turn."""
-    case = MODELS[name]
-    runs = []
+    """All sides on the test split, in turn."""
+    case, runs = MODELS[name], []
     for seed in range(1, seeds + 1):
-        sides = list(zip(("holdall", "library"), RATES[name], strict=True))
-        for side, rate in sides if seed % 2 else reversed(sides):
-            runs.append(run(case, folder, side, rate, seed, "test"))
+        rates = [(side, RATES.get((name, side), DEFAULT_RATE)) for side in case.sides]
+        in_turn = rates if seed % 2 else rates[::-1]
+        runs += [run(case, folder, side, rate, seed, "test") for side, rate in in_turn]
     rows = []
-    for label in ("holdall", case.name):
-        own = [one for one in runs if one["side"] == label]
+    for side in case.sides:
+        own = [one for one in runs if one["side"] == side]
         scores = [one[case.metric] for one in own]
         rows.append(
             {
-                "side": label,
+                "side": side,
                 "rate": own[0]["rate"],
                 case.metric: float(np.mean(scores)),
                 "lowest": min(scores),
@@ -187,9 +195,9 @@ def compare(name: str, folder: Path, seeds: int) -> dict[str, Any]:
 
 
 def search(name: str, folder: Path) -> None:
-    """Both sides at every rate on the validation split, with a seed that no comparison has."""
+    """All sides at every rate on the validation split, with a seed that no comparison has."""
     case = MODELS[name]
-    rows = [run(case, folder, side, rate, 0, "valid") for side in ("holdall", "library") for rate in SEARCH]
+    rows = [run(case, folder, side, rate, 0, "valid") for side in case.sides for rate in SEARCH]
     print_table(f"{name}, validation split", rows)
 
 
@@ -203,7 +211,6 @@ def main() -> None:
     arguments = parser.parse_args()
     rivals.require()
     with tempfile.TemporaryDirectory() as temporary:
-        results: dict[str, Any] = {"libraries": rivals.versions(), "threads": torch.get_num_threads()}
         for name in arguments.only:
             case, folder = MODELS[name], (arguments.sets or Path(temporary)) / name
             if not folder.exists():
@@ -211,9 +218,8 @@ def main() -> None:
             if arguments.search:
                 search(name, folder)
             else:
-                results[name] = compare(name, folder, arguments.seeds)
-    if not arguments.search:
-        write_card("models", results)
+                found = {"libraries": rivals.versions(), "threads": torch.get_num_threads()}
+                write_card(f"models_{name.replace('-', '_')}", found | compare(name, folder, arguments.seeds))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from holdall.data.negatives import positive_rate
 from holdall.models import ModelConfig, TwoTowerConfig
 from holdall.models.histories import last_places
 from holdall.models.loss import logloss
+from holdall.models.two_tower import item_counts
 from holdall.optim.config import OptimizerConfig
 from holdall.optim.optimizers import Optimizers
 
@@ -27,7 +28,7 @@ LENGTH = 20
 class Side:
     """A model in training: `loss` of a batch, `step` after its backward, and `model(batch)`, the logits."""
 
-    model: Callable[[Batch], Tensor]
+    model: nn.Module
     loss: Callable[[Batch], Tensor]
     step: Callable[[], None]
 
@@ -97,9 +98,9 @@ class DeepCtr(nn.Module):
 
 
 class RecHubTowers(nn.Module):
-    """DSSM of torch-rechub, and the in-batch loss of its trainer, with our temperature."""
+    """DSSM of torch-rechub, and the in-batch loss of its trainer, with our temperature; `corrected` by log q."""
 
-    def __init__(self, config: TwoTowerConfig, data: DataSet, seed: int):
+    def __init__(self, config: TwoTowerConfig, data: DataSet, seed: int, corrected: bool):
         from torch_rechub.basic.features import SparseFeature
         from torch_rechub.models.matching import DSSM
 
@@ -110,6 +111,9 @@ class RecHubTowers(nn.Module):
             [SparseFeature(name, vocab_size=data.schema.feature(name).num_rows, embed_dim=config.dim) for name in side]
             for side in (config.user, config.item)
         )
+        counts = torch.from_numpy(item_counts(data, config.item[0])).clamp(min=1)
+        self.log_frequency = (counts / counts.sum()).log() if corrected else torch.zeros(len(counts))
+        self.item = self.names.index(config.item[0])
         mlp = {"dims": list(config.tower), "activation": "relu"}
         self.model = DSSM(user, item, user_params=mlp, item_params=mlp)
 
@@ -122,12 +126,10 @@ class RecHubTowers(nn.Module):
         return (users * items).sum(1) / self.temperature
 
     def loss(self, batch: Batch) -> Tensor:
-        from torch_rechub.utils.match import gather_inbatch_logits, inbatch_negative_sampling
-
+        """Of the trainer, whose sampler lists all other samples of a batch in a Python loop; the same without it."""
         users, items = self.towers(batch)
-        scores = users @ items.t() / self.temperature
-        logits = gather_inbatch_logits(scores, inbatch_negative_sampling(scores))
-        return F.cross_entropy(logits, torch.zeros(len(batch), dtype=torch.long))
+        scores = users @ items.t() / self.temperature - self.log_frequency[batch.ids.bag(self.item)[0].long()]
+        return F.cross_entropy(scores, torch.arange(len(batch)))
 
 
 def deep_ctr(name: str, data: DataSet, lr: float, seed: int, **sizes: Any) -> Side:
@@ -135,6 +137,6 @@ def deep_ctr(name: str, data: DataSet, lr: float, seed: int, **sizes: Any) -> Si
     return theirs(model, lr, lambda batch: logloss(model(batch), batch.label.double()))
 
 
-def rec_hub_towers(config: TwoTowerConfig, data: DataSet, lr: float, seed: int) -> Side:
-    model = RecHubTowers(config, data, seed)
+def rec_hub_towers(config: TwoTowerConfig, data: DataSet, lr: float, seed: int, *, corrected: bool = False) -> Side:
+    model = RecHubTowers(config, data, seed, corrected)
     return theirs(model, lr, model.loss)
