@@ -25,7 +25,10 @@ HERE = {"cuda": "cpu", "65536": "512", "--compile": "--no-compile", "0.001": "0.
 
 def blocks(page: Path, language: str) -> list[str]:
     """The fenced blocks of one language; "" for those that name none."""
-    text = page.read_text(encoding="utf-8")
+    return blocks_of(page.read_text(encoding="utf-8"), language)
+
+
+def blocks_of(text: str, language: str) -> list[str]:
     return [
         code for name, code in re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.M) if name == language
     ]
@@ -33,7 +36,11 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     """The lines of a page's bash blocks, without comments, continued lines joined."""
-    lines = [line for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
+    return commands_of(page.read_text(encoding="utf-8"))
+
+
+def commands_of(text: str) -> list[str]:
+    lines = [line for block in blocks_of(text, "bash") for line in block.replace("\\\n", " ").splitlines()]
     return [stripped for line in lines if (stripped := re.sub(r"(^|\s)#.*", "", line).strip())]
 
 
@@ -67,9 +74,8 @@ def run(command: str) -> None:
         return
     if words[0] == "plan" and "--hardware" not in words:
         words += ["--hardware", "hardware.json"]
-    has_own_model = any(re.fullmatch(r"[\w.]+:\w+", word) for word in words)
-    if "--plan" not in words and not has_own_model:
-        words += [option for option in SMALL.get(words[0], []) if "--dim" not in words]
+    if not {"--plan", "--model", "--dim"} & set(words):
+        words += SMALL.get(words[0], [])
     main(words)
 
 
