@@ -134,6 +134,20 @@ def test_a_newer_model_is_swapped_in_and_a_broken_one_is_not(data: Path, bundle:
         client.http.close()
 
 
+def test_metrics_that_count_a_swap_are_those_of_its_model(data: Path, bundle: Path, tmp_path: Path) -> None:
+    newer = load(made_bundle(data, tmp_path / "newer", step=8))
+    found = []
+    with running(bundle) as server:
+        for swaps_meanwhile in (True, False):
+            values = {}
+            for family in server.front.metrics.collect():
+                values |= {(family.name, *sample.labels.values()): sample.value for sample in family.samples}
+                if swaps_meanwhile and family.name == "holdall_unseen_ids":
+                    server._swap_soon(newer)
+            found.append((values["holdall_swaps", "taken"], values["holdall_bundle_step",]))
+    assert found == [(0, 7), (1, 8)]
+
+
 def test_swaps_under_load_fail_no_request(data: Path, bundle: Path, tmp_path: Path) -> None:
     """Every answer has the scores of one of the two models, and names it."""
     newer = made_bundle(data, tmp_path / "newer", step=8)

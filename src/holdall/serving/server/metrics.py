@@ -105,13 +105,13 @@ class Metrics(Collector):
         yield self._histogram("queue_seconds", "Seconds that requests waited to be scored.", self.queue_seconds)
         yield self._histogram("compute_seconds", "Seconds that batches took to encode and score.", self.compute_seconds)
         yield self._histogram("batch_rows", "Rows of the batches.", self.batch_rows)
+        swaps = {(outcome,): self.swaps[outcome] for outcome in ("taken", "refused")}
         unseen = Counter(self.unseen)
-        served = self.front.served
+        served = self.front.served  # after the swaps: one that is counted has put its model here
         if served is not None:
             unseen.update(served.scorer.num_unseen)
         by_feature = {(name,): number for name, number in unseen.items()}
         yield self._counter("unseen_ids", "Values that training did not have, by feature.", ("feature",), by_feature)
-        swaps = {(outcome,): self.swaps[outcome] for outcome in ("taken", "refused")}
         yield self._counter("swaps", "Newer models, taken or refused.", ("outcome",), swaps)
         if self.front.request_log is not None:
             dropped = {(): self.front.request_log.num_dropped}
