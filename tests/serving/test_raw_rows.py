@@ -182,6 +182,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("tags", {"a": 1}, "row 1: feature 'tags' is {'a': 1}, and needs a list"),
     ("tags", [["a"]], r"row 1: feature 'tags' is \['a'\], and needs one text"),
     ("tags", ["a", 1.5], "row 1: feature 'tags' is the number 1.5"),
+    ("tags", ["a", "b", 2**64], "row 1: feature 'tags' is an integer of more than 64 bits"),  # beyond max_length
     ("tags", ["\ud800"], "row 1: feature 'tags' is text that is not valid Unicode"),
     ("float", float("nan"), r"row 1: dense column 'float' is nan, .* \(a missing one is null\)"),
     ("float", float("inf"), "row 1: dense column 'float' is inf, which is not a finite number"),

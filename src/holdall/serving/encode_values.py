@@ -222,6 +222,8 @@ class ValueEncoder:
         pieces = [piece for piece in value if piece is not None and piece != ""]
         if feature.max_length is None or len(pieces) <= feature.max_length:
             return pieces
+        if not {str}.issuperset(map(type, pieces)):
+            list(map(text_of, pieces))  # raises where one that is left out is wrong
         return pieces[: feature.max_length] if feature.kind == "bag" else pieces[len(pieces) - feature.max_length :]
 
     def _look_up(self, ids: Array, places: list[int], values: list[Sequence[Any]]) -> None:
