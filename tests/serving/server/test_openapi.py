@@ -11,6 +11,13 @@ import pytest
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, running
 
+ARROW = "application/vnd.apache.arrow.stream"
+"""JSON schema cannot say what a stream is, so that the generated ones are none."""
+RULES_ACROSS_FIELDS = ("/rank", "/infer")
+"""Routes with a rule that JSON schema cannot say: a column of a ranking is the user's or the items', and the data of an
+input has the length that its shape says. So 422 is right for requests that the schema allows. It is for 1.0 in a
+feature, too, which is an integer of JSON schema."""
+
 
 def test_examples_are_answered(client: Client) -> None:
     status, found = client.json("GET", "/openapi.json")
@@ -49,6 +56,24 @@ def test_the_schema_names_columns_and_limits(client: Client) -> None:
     assert found["step"] == 7
 
 
+def test_rules_that_a_json_schema_cannot_say_are_described_and_answered(client: Client) -> None:
+    _, found = client.json("GET", "/openapi.json")
+    schemas = found["components"]["schemas"]
+    assert "either by the user or by every item" in schemas["Ranking"]["description"]
+    assert "as many values as the product of `shape`" in schemas["Input"]["description"]
+    for path, sentence in (("/rank", "by the user and by the item"), ("/v2/models/{name}/infer", "its shape is [2]")):
+        post = found["paths"][path]["post"]
+        wrong = post["requestBody"]["content"]["application/json"]["example"]
+        if "user" in wrong:
+            wrong["items"][0] |= wrong["user"]
+        else:
+            wrong["inputs"][0]["shape"] = [2]
+        status, answer = client.json("POST", path.replace("{name}", "model"), wrong)
+        assert status == 422
+        assert sentence in answer["error"]
+        assert "422" in post["responses"]
+
+
 @pytest.mark.slow
 def test_no_request_that_the_description_allows_or_not_ends_in_a_5xx(bundle: Path, bag_bundle: Path) -> None:
     """Generated requests, valid and not, to every route; answers must be as they are described."""
@@ -72,6 +97,7 @@ def _check_all(server: Server, schemathesis: Any, hypothesis: Any, examples: int
         responses.content_type_conformance,
         responses.response_schema_conformance,
     ]
+    rejection, acceptance = responses.negative_data_rejection, responses.positive_data_acceptance
     numbers = []
     for result in schema.get_all_operations():
         operation = result.ok()
@@ -83,7 +109,11 @@ def _check_all(server: Server, schemathesis: Any, hypothesis: Any, examples: int
             def ask(case: Any) -> None:
                 answer = case.call()
                 numbers.append(answer.status_code)
-                case.validate_response(answer, checks=wanted)
+                own = [*wanted, rejection]
+                has_point = b"got a number with a point" in answer.content
+                if case.media_type != ARROW and not has_point and not case.path.endswith(RULES_ACROSS_FIELDS):
+                    own.append(acceptance)
+                case.validate_response(answer, checks=own)
 
             try:
                 ask()

@@ -8,10 +8,26 @@ from holdall import __version__
 from holdall.data.rows import FLOAT32_MAX
 from holdall.data.schema import Feature
 from holdall.serving.server.arrow_rows import CONTENT_TYPE
+from holdall.serving.server.inference_protocol import TYPES
 from holdall.serving.server.served import Served
 from holdall.serving.server.settings import ServerConfig
 
 ARROW = CONTENT_TYPE.decode()
+WHOLE = {
+    "minimum": -(2**63),
+    "maximum": 2**64 - 1,
+    "description": "A whole number is written without a point: the answer to 1.0 is 422.",
+}
+"""Range of whole numbers in a feature."""
+RANKING_RULE = (
+    "Each column of a row is given either by the user or by every item, never by both, and the items give at least "
+    "one. Otherwise the answer is 422."
+)
+INPUTS_RULE = "Each column of a row is one input, and all inputs have equally many rows. Otherwise the answer is 422."
+SHAPE_RULE = (
+    "`data` has as many values as the product of `shape`, all of `datatype`. `shape` is [rows], or [rows, values] for "
+    "a bag. Otherwise the answer is 422."
+)
 
 
 def describe_schema(served: Served, name: str, config: ServerConfig) -> dict[str, Any]:
@@ -51,24 +67,13 @@ def describe(served: Served, name: str, config: ServerConfig, *, has_token: bool
         "Row": row,
         "Rows": _object({"rows": {**rows, "items": _ref("Row")}}, "rows"),
         "Values": {"type": "object", "properties": values},
-        "Ranking": _object({"user": _ref("Values"), "items": {**rows, "items": _ref("Values")}}, "user", "items"),
+        "Ranking": _object({"user": _ref("Values"), "items": {**rows, "items": _ref("Values")}}, "user", "items")
+        | {"description": RANKING_RULE},
         "Scores": _object(
             {"scores": {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 1}}}, "scores"
         ),
         "Error": _object({"error": {"type": "string"}}, "error"),
-        "Inference": _object(
-            {"inputs": {"type": "array", "items": _ref("Input"), "minItems": 1}, "id": {"type": ["string", "null"]}},
-            "inputs",
-        ),
-        "Input": _object(
-            {
-                "name": {"enum": names},
-                "datatype": {"enum": ["BYTES", "FP32", "FP64", "INT32", "INT64"]},
-                "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2},
-                "data": {"type": "array"},
-            },
-            *("name", "datatype", "shape", "data"),
-        ),
+        **_inference(names),
     }
     scores = {200: ("Scores, in the order of the rows.", {"application/json": _ref("Scores")})}
     arrow = {
@@ -119,18 +124,34 @@ def inference_example(served: Served) -> dict[str, Any]:
     return {"inputs": inputs}
 
 
+def _inference(names: list[str]) -> dict[str, Any]:
+    """Schemas of a request of the Open Inference Protocol, which may have more fields than these."""
+    inputs = {"type": "array", "items": _ref("Input"), "minItems": len(names), "description": INPUTS_RULE}
+    values = {
+        "name": {"enum": names},
+        "datatype": {"enum": ["BYTES", *TYPES]},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1, "maxItems": 2},
+        "data": {"type": "array", "minItems": 1},
+    }
+    return {
+        "Inference": _object({"inputs": inputs, "id": {"type": ["string", "null"]}}, "inputs", is_closed=False),
+        "Input": _object(values, *values, is_closed=False) | {"description": SHAPE_RULE},
+    }
+
+
 def _feature(feature: Feature) -> dict[str, Any]:
     if feature.one_hot:
-        return {"type": ["string", "integer", "boolean", "null"]}
-    return {"type": ["array", "null"], "items": {"type": ["string", "integer"]}}
+        return {"type": ["string", "integer", "boolean", "null"], **WHOLE}
+    return {"type": ["array", "null"], "items": {"type": ["string", "integer"], **WHOLE}}
 
 
 def _ref(name: str) -> dict[str, Any]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+def _object(properties: dict[str, Any], *required: str, is_closed: bool = True) -> dict[str, Any]:
+    made = {"type": "object", "properties": properties, "required": list(required)}
+    return made | {"additionalProperties": False} if is_closed else made
 
 
 def _post(summary: str, bodies: dict[str, Any], example: Any, answers: dict[int, Any] | None = None) -> dict[str, Any]:
