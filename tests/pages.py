@@ -12,6 +12,7 @@ import pytest
 from holdall.cli import main
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.synthetic import preset, write_tsv
+from tests.data.raw_files import write_lines
 from tests.planning.made_up_hardware import hardware
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,8 +59,22 @@ def set_up(folder: Path, *, data: bool) -> None:
     for day in (0, 1):
         write_tsv(preset("criteo-kaggle", scale=5e-4, rows=2000, seed=day), folder / f"day_{day}.tsv.gz")
     hardware().save(folder / "hardware.json")
+    write_choices(folder)
     if data:
         prepare([folder / "day_0.tsv.gz"], folder / "data", PrepareConfig())
+
+
+def write_choices(folder: Path) -> None:
+    """Folders in the formats of MovieLens and Taobao: 40 users with 8 of 200 items each."""
+    chosen = {user: [(user * 7 + event * 13) % 200 for event in range(8)] for user in range(40)}
+    for name in ("ml-1m", "taobao"):
+        (folder / name).mkdir()
+    ratings = [f"{user}::{item}::5::{event}" for user, items in chosen.items() for event, item in enumerate(items)]
+    write_lines(folder / "ml-1m" / "ratings.dat", ratings)
+    write_lines(folder / "taobao" / "u.user", [f"{user} 0 4 2 4 0 3 0 4 " for user in chosen])
+    write_lines(folder / "taobao" / "u.item", [f"{item} {item % 3} {item % 2} 1" for item in range(200)])
+    write_lines(folder / "taobao" / "train.txt", [" ".join(map(str, [user, *chosen[user][:-1]])) for user in chosen])
+    write_lines(folder / "taobao" / "test.txt", [f"{user} {chosen[user][-1]}" for user in chosen])
 
 
 def run(command: str) -> None:

@@ -41,6 +41,24 @@ NOT_RUN = {
 }
 """Commands that are not run here, by how they begin, and why."""
 
+BLOCKS_NOT_RUN = {
+    (
+        "exports.md",
+        "holdall export bundle --format pt2",
+    ): "needs a C++ compiler: tests/serving/export/test_compiled_package.py",
+    ("getting-started.md", "holdall --version"): "installs: tools/check_wheel.py",
+    ("getting-started.md", "holdall --tyro-print-completion"): "writes to the home folder",
+    (
+        "your-data.md",
+        "holdall prepare 'log-*.parquet'",
+    ): "starts from files of the reader: tests/data/test_time_split.py",
+    (
+        "your-data.md",
+        "holdall prepare 'terabyte/day_*.gz'",
+    ): "needs the public files: tests/data has a test for each format",
+}
+"""Commands outside bash blocks, which are not run: page, beginning of the block's first command, and why."""
+
 
 def runs(command: str) -> bool:
     return not any(command.startswith(beginning) for beginning in NOT_RUN)
@@ -64,6 +82,17 @@ def test_the_commands_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         pages.run(command)
         if " train " in command:
             assert list(Path(re.findall(r"--out (\S+)", command)[0]).glob("checkpoints/step-*")), command
+
+
+def test_blocks_that_are_not_run_are_listed() -> None:
+    found = []
+    for page in GUIDES:
+        for code in [*pages.blocks(page, ""), *pages.blocks(page, "text")]:
+            if command := re.search(r"^holdall .*", code, flags=re.M):
+                found += [(page.name, command[0])]
+    listed = [key for key in BLOCKS_NOT_RUN for name, command in found if key[0] == name and command.startswith(key[1])]
+    assert len(found) == len(listed), found
+    assert set(listed) == set(BLOCKS_NOT_RUN)
 
 
 CODE = [(page, code) for page in GUIDES for code in pages.blocks(page, "python")]
