@@ -1,4 +1,4 @@
-"""Short form of the attack on the server; the long form is part of `python -m benchmarks.attacks`."""
+"""Attack on the server, with few requests; `attack_server` takes any number of them."""
 
 from __future__ import annotations
 
