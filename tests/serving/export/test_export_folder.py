@@ -177,6 +177,18 @@ def unlist(folder: Path) -> None:
     edit(folder, lambda found: found["files"].pop("model.onnx"))
 
 
+def climb(folder: Path) -> None:
+    edit(folder, lambda found: found.update(model_file="ids/../model.onnx"))
+
+
+def forget(folder: Path) -> None:
+    edit(folder, lambda found: found["bundle"].pop("fingerprint"))
+
+
+def misstep(folder: Path) -> None:
+    edit(folder, lambda found: found["bundle"].update(step="seven"))
+
+
 def edit(folder: Path, change: Callable[[dict], object]) -> None:  # type: ignore[type-arg]
     document = json.loads((folder / EXPORT_FILE).read_text())
     change(document)
@@ -190,6 +202,9 @@ CHANGES: dict[Callable[[Path], None], str] = {
     leave: "names a file outside its folder",
     link: "model.onnx is a link, which an export does not have",
     unlist: "does not list model.onnx",
+    climb: r"does not list ids/\.\./model.onnx",
+    forget: "export.json does not say which bundle and step were exported",
+    misstep: "export.json does not say which bundle and step were exported",
 }
 
 

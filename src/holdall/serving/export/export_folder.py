@@ -108,4 +108,6 @@ def read_record(path: Path, *, verify: bool = False) -> ExportRecord:
     FileCheck(listed, listed_in=EXPORT_FILE, cure=CURE, remember=not verify).result()
     if record.model_file not in record.files:
         raise DataError(f"{path / EXPORT_FILE} does not list {record.model_file[:60]}, so it cannot be checked: {CURE}")
+    if type(record.bundle.get("fingerprint")) is not str or type(record.bundle.get("step")) not in (int, type(None)):
+        raise DataError(f"{path / EXPORT_FILE} does not say which bundle and step were exported: {CURE}")
     return record
