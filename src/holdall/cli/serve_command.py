@@ -36,7 +36,7 @@ def serve(
         port: Port to listen on; 0 for any that is free.
         name: Name of the model in the Open Inference Protocol; that of the folder when absent.
         max_rows: Most rows of one request.
-        max_values: Most values in the bags and sequences of one request.
+        max_values: Most values in the bags and sequences of one request, and of those that are scored at once.
         max_bytes: Most bytes of the body of one request, such as 16MB.
         batch_rows: Most rows that are scored at once, unless one request has more.
         queue_rows: Most rows that wait; a request beyond them is answered with 429.

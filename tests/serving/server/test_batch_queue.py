@@ -36,12 +36,12 @@ class Queue:
         self.times: list[BatchTimes] = []
         self.answers: dict[int, Result] = {}
         self.arrived = threading.Semaphore(0)
-        own: dict[str, Any] = {"batch_rows": 10, "queue_rows": 100, "max_wait": 30.0} | limits
+        own: dict[str, Any] = {"batch_rows": 10, "batch_values": 100, "queue_rows": 100, "max_wait": 30.0} | limits
         self.queue = BatchQueue(self.scoring, observe=self.times.append, **own)
         self.queue.start(lambda function, *args: function(*args))
 
-    def put(self, num_rows: int, rows: Any = None) -> Work:
-        work = Work(rows, num_rows, self._answer)
+    def put(self, num_rows: int, rows: Any = None, num_values: int = 0) -> Work:
+        work = Work(rows, num_rows, self._answer, num_values=num_values)
         self.queue.put(work)
         return work
 
@@ -90,6 +90,17 @@ def test_a_request_larger_than_a_batch_is_scored_alone(make: Callable[..., Queue
     queue.scoring.go.release(3)
     queue.wait(3)
     assert queue.scoring.batches == [[1], [25], [1]]
+
+
+def test_values_in_bags_end_a_batch(make: Callable[..., Queue]) -> None:
+    queue = make()
+    queue.put(1)
+    assert queue.scoring.begun.acquire(timeout=30)
+    for rows, values in ((1, 60), (2, 40), (3, 1), (1, 100)):
+        queue.put(rows, num_values=values)
+    queue.scoring.go.release(4)
+    queue.wait(5)
+    assert queue.scoring.batches == [[1], [1, 2], [3], [1]]
 
 
 def test_a_full_queue_refuses_and_recovers(make: Callable[..., Queue]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from holdall.serving import encode_arrays
 from holdall.serving.scorer import Scorer, load
+from holdall.serving.server.arrow_rows import ArrowBody
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, running
 
@@ -152,3 +153,15 @@ def test_a_dictionary_of_long_texts_is_refused(client: Client) -> None:
 def test_the_answer_names_the_bundle(client: Client, scorer: Scorer, row: dict[str, Any]) -> None:
     _, headers, _ = client.ask("POST", "/score", {"rows": [row]})
     assert scorer.fingerprint.startswith(headers["holdall-bundle"])
+
+
+def test_the_values_of_a_stream_are_bounded_from_its_headers(bag_bundle: Path) -> None:
+    with running(bag_bundle) as server:
+        assert server.front.served is not None
+        reader = server.front.served.reader
+    names = [name for name in reader.names if name not in reader.bags]
+    bags = [[str(value) for value in range(number)] for number in (5, 0, 12)]
+    table = pa.table({name: [1, 2, 3] for name in names} | dict.fromkeys(sorted(reader.bags), bags))
+    assert len(reader.bags) == 2
+    for batch_rows in (1, 5):
+        assert ArrowBody.of(as_stream(table, batch_rows=batch_rows)).most_values(reader) == 2 * 17

@@ -37,14 +37,29 @@ class ArrowBody:
 
     body: bytes | bytearray
     num_rows: int
+    num_entries: int = 0
+    """Entries of all arrays: one a row and column, and one for each value of a list."""
+    num_bytes: int = 0
+    """Bytes beside headers."""
 
     @classmethod
     def of(cls, body: bytes | bytearray) -> ArrowBody:
         """The stream of a body; it may not be compressed."""
         try:
-            return cls(body, sum(_batch_rows(message) for message in _messages(body)))
+            messages = list(_messages(body))
+            found = list(map(_batch_sizes, messages))
         except (struct.error, IndexError):
             raise BodyError("the body is no Arrow IPC stream: it is cut off or damaged") from None
+        rows, entries = (sum(sizes) for sizes in zip((0, 0), *found, strict=True))
+        return cls(body, rows, entries, len(body) - sum(map(len, messages)))
+
+    def most_values(self, reader: RowReader) -> int:
+        """Number that the values in bags and sequences do not exceed, if the stream is one that is scored."""
+        if not reader.bags:
+            return 0
+        in_lists = max(self.num_entries - self.num_rows * len(reader.names), 0)
+        in_texts = self.num_bytes if reader.separators else 0
+        return min(in_lists + in_texts, reader.max_values)
 
 
 class ArrowReader:
@@ -171,24 +186,30 @@ def _messages(body: bytes | bytearray) -> Iterator[bytes]:
         yield message
 
 
-def _batch_rows(message: bytes) -> int:
-    """Rows of a message, 0 if it is no batch; raises if its buffers are compressed (`RecordBatch.compression`)."""
+def _batch_sizes(message: bytes) -> tuple[int, int]:
+    """Rows and entries of a message, 0 if it is no batch; raises if its buffers are compressed."""
     root = _indirect(message, 0)
     kind_at, header_at = _field(message, root, 1), _field(message, root, 2)
     if kind_at is None or header_at is None or message[kind_at] not in (_BATCH, _DICTIONARY):
-        return 0
+        return 0, 0
     header = _indirect(message, header_at)
     if message[kind_at] == _DICTIONARY:
         data_at = _field(message, header, 1)
         if data_at is None:
-            return 0
+            return 0, 0
         header = _indirect(message, data_at)
     if _field(message, header, 3) is not None:
         raise BodyError("the Arrow stream is compressed, which is not read: write it without a codec")
     length_at = _field(message, header, 0)
     if message[kind_at] == _DICTIONARY or length_at is None:
-        return 0
-    return int(struct.unpack_from("<Q", message, length_at)[0])
+        return 0, 0
+    rows, nodes_at = int(struct.unpack_from("<Q", message, length_at)[0]), _field(message, header, 1)
+    if nodes_at is None:
+        return rows, 0
+    nodes = _indirect(message, nodes_at)
+    (number,) = struct.unpack_from("<I", message, nodes)
+    lengths = struct.unpack_from("<" + "Q8x" * min(number, len(message) // 16), message, nodes + 4)
+    return rows, sum(lengths)
 
 
 def _indirect(data: bytes, at: int) -> int:

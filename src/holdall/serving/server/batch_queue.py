@@ -1,8 +1,8 @@
 """Bounded queue of requests and the one thread that scores them, all that wait at once.
 
-The event loop puts a request in and goes on. The thread takes everything that waits, up to a number of rows, scores it
-as one batch, and hands all results back in one call to the loop. So a request never waits for others to fill a batch:
-batches grow by themselves when requests come faster than they are scored.
+The event loop puts a request in and goes on. The thread takes everything that waits, up to a number of rows and of
+values in their bags, scores it as one batch, and hands all results back in one call to the loop. So a request never
+waits for others to fill a batch: batches grow by themselves when requests come faster than they are scored.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class Work:
     """Called on the event loop with the scores, or with what went wrong."""
     served: Any = None
     """Model that decoded the rows, and so has to score them."""
+    num_values: int = 0
+    """Values in the bags and sequences of the rows; at most, where they are not read yet."""
     arrived: float = field(default_factory=time.monotonic)
     taken: float = 0.0
     is_cancelled: bool = False
@@ -68,12 +70,14 @@ class BatchQueue:
         score: Callable[[Sequence[Work]], list[Result]],
         *,
         batch_rows: int,
+        batch_values: int,
         queue_rows: int,
         max_wait: float,
         observe: Callable[[BatchTimes], None] = lambda times: None,
     ):
         """`score` gives one result a request, in order; it runs in the thread."""
-        self.batch_rows, self.queue_rows, self.max_wait = batch_rows, queue_rows, max_wait
+        self.batch_rows, self.batch_values = batch_rows, batch_values
+        self.queue_rows, self.max_wait = queue_rows, max_wait
         self.num_rows = 0
         """Rows that wait or are being scored."""
         self._score, self._observe = score, observe
@@ -121,7 +125,7 @@ class BatchQueue:
 
     def _more(self, first: Work) -> tuple[list[Work], Work | None, bool]:
         """The next batch, the request that did not fit in it, and whether the queue has ended."""
-        works, rows = [first], first.num_rows
+        works, rows, values = [first], first.num_rows, first.num_values
         while True:
             try:
                 work = self._waiting.get_nowait()
@@ -129,10 +133,11 @@ class BatchQueue:
                 return works, None, False
             if work is None:
                 return works, None, True
-            if rows + work.num_rows > self.batch_rows:
+            if rows + work.num_rows > self.batch_rows or values + work.num_values > self.batch_values:
                 return works, work, False
             works.append(work)
             rows += work.num_rows
+            values += work.num_values
 
     def _score_batch(self, works: list[Work]) -> None:
         start = time.monotonic()

@@ -53,6 +53,7 @@ class Front:
         self.queue = BatchQueue(
             score_works,
             batch_rows=config.batch_rows,
+            batch_values=config.max_values,
             queue_rows=config.queue_rows,
             max_wait=config.max_wait,
             observe=self.metrics.observe_batch,
@@ -148,11 +149,11 @@ class Front:
         kind = _media_type(request)
         if kind == JSON:
             rows = served.reader.rows(request.body)
-            self._put(request, served, rows, len(rows), _json_scores)
+            self._put(request, served, rows, len(rows), _json_scores, served.reader.num_values(rows))
         elif kind == ARROW:
             sent = arrow_rows.ArrowBody.of(request.body)
             served.reader.check_number(sent.num_rows)
-            self._put(request, served, sent, sent.num_rows, _arrow_scores)
+            self._put(request, served, sent, sent.num_rows, _arrow_scores, sent.most_values(served.reader))
         else:
             self._wrong_type(request, f"{JSON} or {ARROW}")
 
@@ -161,7 +162,8 @@ class Front:
             return self._wrong_type(request, JSON)
         user, items = served.reader.ranking(request.body)
         number = len(next(iter(items.values()), ()))
-        return self._put(request, served, Ranking(user, items), number, _json_scores)
+        values = served.reader.num_ranked_values(user, items)
+        return self._put(request, served, Ranking(user, items), number, _json_scores, values)
 
     def _model_infer(self, request: Request, served: Served) -> None:
         found = self._infer.fullmatch(request.path)
@@ -170,10 +172,11 @@ class Front:
             return self._answer(request, refused(404, f"there is no such model or version: this is '{self.name}'"))
         inference = inference_protocol.read_request(request.body, request.headers, served.reader)
         encode = partial(inference.answer, self.name, served.version)
-        return self._put(request, served, inference.rows, len(inference.rows), encode)
+        values = served.reader.num_values(inference.rows)
+        return self._put(request, served, inference.rows, len(inference.rows), encode, values)
 
-    def _put(self, request: Request, served: Served, rows: Any, num_rows: int, encode: Encode) -> None:
-        work = Work(rows, num_rows, partial(self._done, request, encode), served)
+    def _put(self, request: Request, served: Served, rows: Any, num_rows: int, encode: Encode, num_values: int) -> None:
+        work = Work(rows, num_rows, partial(self._done, request, encode), served, num_values)
         self.queue.put(work)
         request.cancel = partial(setattr, work, "is_cancelled", True)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -73,9 +73,18 @@ class RowReader:
         rows = self._decode(self._rows, body).rows
         self.check_number(len(rows), "rows")
         found = list(map(msgspec.structs.astuple, rows))
-        if self._bag_places:
-            self.check_values(sum(_length(row[place]) for row in found for place in self._bag_places))
+        self.check_values(self.num_values(found))
         return found
+
+    def num_values(self, rows: Sequence[Row]) -> int:
+        """Values in the bags and sequences of rows."""
+        return sum(_length(row[place]) for place in self._bag_places for row in rows)
+
+    def num_ranked_values(self, user: Mapping[str, Any], items: Mapping[str, Sequence[Any]]) -> int:
+        """Values in the bags and sequences of items, each with those of the user."""
+        number = len(next(iter(items.values()), ()))
+        own = sum(_length(user[name]) for name in self.bags if name in user)
+        return own * number + sum(_length(bag) for name in self.bags for bag in items.get(name, ()))
 
     def ranking(self, body: bytes | bytearray) -> tuple[dict[str, Any], dict[str, list[Any]]]:
         """The user's values and the columns of the items of `{"user": {...}, "items": [{...}, ...]}`."""
@@ -95,14 +104,11 @@ class RowReader:
                     raise RowError(f"item {number}: '{name}' {fault}: give it in one of them")
             if name not in user:
                 items[name] = list(column)
-        own = sum(_length(user[name]) for name in self.bags if name in user)
-        self.check_values(
-            own * len(found.items) + sum(_length(bag) for name in self.bags for bag in items.get(name, ()))
-        )
         if not items:
             raise RowError(
                 "the user has every feature, so the items have none: give those that differ by item in 'items'"
             )
+        self.check_values(self.num_ranked_values(user, items))
         return user, items
 
     def check_number(self, number: int, what: str = "rows") -> None:

@@ -26,7 +26,8 @@ class ServerConfig:
     max_rows: int = 4096
     """Most rows of one request."""
     max_values: int = 1 << 17
-    """Most values in the bags and sequences of one request: they take about 3 microseconds each."""
+    """Most values in the bags and sequences of one request, and of those that are scored at once: they take about 3
+    microseconds each."""
     max_bytes: int = 16 << 20
     """Most bytes of the body of one request."""
     batch_rows: int = 1024
