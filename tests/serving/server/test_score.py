@@ -15,7 +15,8 @@ import pytest
 
 from holdall.serving import encode_arrays
 from holdall.serving.scorer import Scorer, load
-from holdall.serving.server.arrow_rows import ArrowBody
+from holdall.serving.server.arrow_rows import ArrowBody, ArrowReader
+from holdall.serving.server.row_types import RowReader, TooManyRowsError
 from holdall.serving.server.run import Server
 from tests.serving.server.running import Client, running
 
@@ -165,3 +166,15 @@ def test_the_values_of_a_stream_are_bounded_from_its_headers(bag_bundle: Path) -
     assert len(reader.bags) == 2
     for batch_rows in (1, 5):
         assert ArrowBody.of(as_stream(table, batch_rows=batch_rows)).most_values(reader) == 2 * 17
+
+
+@pytest.mark.parametrize("is_dictionary", [False, True])
+def test_values_of_bags_as_texts_are_counted(is_dictionary: bool, bag_bundle: Path) -> None:
+    scorer = load(bag_bundle)
+    reader = RowReader(scorer.schema, scorer.reads, max_rows=10, max_values=20)
+    reader.separators = dict.fromkeys(reader.bags, "|")
+    text = pa.array(["a|b|c|d|e|f"] * 3)
+    bag = text.dictionary_encode() if is_dictionary else text
+    table = pa.table({name: bag if name in reader.bags else [1, 2, 3] for name in reader.names})
+    with pytest.raises(TooManyRowsError, match="36 values in bags"):
+        ArrowReader(reader).columns(ArrowBody.of(as_stream(table)))

@@ -100,7 +100,10 @@ class ArrowReader:
         for place in self._lists:
             values += _num_values(schema.names[place], [batch.column(place) for batch in batches], len(body))
         for place, separator in self._separated:
-            counts = [pc.sum(pc.count_substring(batch.column(place), separator)).as_py() or 0 for batch in batches]
+            texts = [batch.column(place) for batch in batches]
+            if place in self._dictionaries:
+                texts = [part.dictionary_decode() for part in texts]
+            counts = [pc.sum(pc.count_substring(part, separator)).as_py() or 0 for part in texts]
             values += sum(counts) + num_rows
         self.reader.check_values(values)
         return ArrowColumns(tuple([batch.column(place) for batch in batches] for place in self._places))
@@ -112,7 +115,7 @@ class ArrowReader:
             _check_type(schema.names[place], schema.types[place])
         self._dictionaries = [place for place in places if kinds.is_dictionary(schema.types[place])]
         self._lists = [place for place in places if _is_list(schema.types[place])]
-        texts = [place for place in places if _is_text(schema.types[place])]
+        texts = [place for place in places if _is_text(schema.types[place]) or place in self._dictionaries]
         separators = self.reader.separators
         self._separated = [(p, separators[schema.names[p]]) for p in texts if schema.names[p] in separators]
         self._places, self._last = places, schema
