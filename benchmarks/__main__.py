@@ -11,6 +11,7 @@ from holdall.common.errors import did_you_mean
 
 # name: module. A module runs with its default options as `python -m <module>` and writes its run card.
 BENCHMARKS = {
+    "first_hour": "benchmarks.first_hour",
     "prepare": "benchmarks.prepare",
     "score": "benchmarks.score",
     "delta": "benchmarks.delta",
