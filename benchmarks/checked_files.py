@@ -28,7 +28,7 @@ from holdall.data.synthetic import preset, write_prepared
 from holdall.training import data_check
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 TARGET = 0.02  # of an epoch
 BUFFER = 1 << 20

@@ -28,7 +28,7 @@ from holdall.evaluation.evaluate_model import evaluate_model
 from holdall.popularity.table_counts import stored_counts
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 BUDGETS = ("1/10", "1/20")
 SIDES = ("robe", "clustered", "auto", "auto with counts")

@@ -20,7 +20,7 @@ from benchmarks.card import print_table, write_card
 from holdall.data.prepare import PrepareConfig, prepare
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import SCHEMA_FILE
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 FILES = {
     **SOURCES,

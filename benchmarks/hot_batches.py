@@ -33,7 +33,7 @@ from holdall.popularity.choose_hot_rows import count_lookups
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 METRICS = ("auc", "logloss", "accuracy")
 MOVING = ("host", "split", "hot-batches")

@@ -97,6 +97,6 @@ from holdall.training.callbacks import StopTraining as StopTraining
 from holdall.training.config import TrainConfig as TrainConfig
 from holdall.training.evaluate_run import evaluate_ranking as evaluate_ranking
 from holdall.training.evaluate_run import load_model as load_model
-from holdall.training.trainer import train as train
+from holdall.training.train import train as train
 
 __version__: str

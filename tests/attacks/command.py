@@ -37,7 +37,7 @@ MODULES = (
     *("torch._dynamo", "torch.utils.tensorboard", "numpy.ctypeslib", "tyro.extras", "typeguard", "igraph", "polars"),
     *("holdall.cli", "holdall.commands.doctor", "holdall.commands.inspect", "holdall.commands.metrics"),
     *("holdall.commands.plan", "holdall.commands.simulate", "holdall.popularity.communities"),
-    *("holdall.popularity.render", "holdall.report.popularity", "holdall.training.trainer", "rich._emoji_codes"),
+    *("holdall.popularity.render", "holdall.report.popularity", "holdall.training.train", "rich._emoji_codes"),
 )
 """All that commands import, lazily too."""
 

@@ -13,7 +13,7 @@ from holdall import DLRMConfig, OptimizerConfig, OrderConfig, PlanConfig, Prepar
 from holdall import TrainConfig as Config
 from holdall.common.errors import ConfigError
 from holdall.common.files import quoted
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "whole number": (lambda: Config(epochs="2"), "setting 'epochs' must be a whole number, not '2'"),

@@ -21,7 +21,7 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.ranking_cases import RankingCases
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate_ranking
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.raw_files import prepare_films
 from tests.data.test_taobao import write_set
 from tests.edits import list_again

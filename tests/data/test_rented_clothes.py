@@ -17,7 +17,7 @@ from holdall.data.prepare import PrepareConfig, prepare
 from holdall.data.schema import Schema
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 NUM_ROWS = 3000
 OCCASIONS = ["wedding", "formal affair", "party", "work", "date"]

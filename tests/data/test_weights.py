@@ -29,7 +29,7 @@ from holdall.runtime.packed_batch import packed
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.tracking import load_batch, save_batch
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.raw_files import read_split
 
 TOML = 'label = "y"\nweight = "w"\ndense = ["x"]\ncategorical = ["c"]\n'

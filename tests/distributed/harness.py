@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = ("torch._dynamo", "torch.utils.tensorboard", "pytest", "holdall.cli", "holdall.training.trainer")
+PRELOAD = ("torch._dynamo", "torch.utils.tensorboard", "pytest", "holdall.cli", "holdall.training.train")
 """Modules that are slow to import: once here, not once per worker. (torch's optimizers import dynamo.)"""
 CONTEXT.set_forkserver_preload([*PRELOAD, "tests.distributed.harness", "tests.distributed.frozen"])
 

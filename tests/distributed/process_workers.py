@@ -21,7 +21,8 @@ from holdall.training.callbacks import Callback, StopTraining
 from holdall.training.config import TrainConfig
 from holdall.training.step import TrainStep
 from holdall.training.strategies.two_fold import TwoFoldStrategy
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 CPU = torch.device("cpu")
 

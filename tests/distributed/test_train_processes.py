@@ -20,7 +20,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.follow_plan import STAGES_FILE
 from holdall.training.tracking import BAD_BATCH_FILE, read_metrics, read_run
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.distributed.harness import run
 from tests.planning.made_up_hardware import hardware
 

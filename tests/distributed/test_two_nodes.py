@@ -21,7 +21,7 @@ from holdall.distributed import addresses
 from holdall.distributed.addresses import connection_advice, prepare_addresses
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.distributed.harness import run
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, evaluate, evaluate_ranking, load_model
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.raw_files import write_lines
 from tests.data.test_taobao import write_set
 

@@ -18,7 +18,7 @@ from holdall.optim.optimizer_kinds import NAMES, OPTIMIZER_KINDS
 from holdall.optim.optimizers import Optimizers
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.gpu.runs import model_of, write_clicks
 
 if not torch.cuda.is_available():

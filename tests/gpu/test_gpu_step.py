@@ -22,7 +22,8 @@ from holdall.runtime.cuda_graph import capture, forbid_synchronization
 from holdall.tables import Frobenius, HotCold
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)

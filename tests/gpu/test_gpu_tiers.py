@@ -22,7 +22,8 @@ from holdall.tables import Frobenius
 from holdall.tiers.kernel_mover import KernelMover
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU", allow_module_level=True)

@@ -26,7 +26,7 @@ from holdall.tables import Bands, Dense, HotCold, Method, Quantized
 from holdall.tables.quantized import StochasticRoundingTable
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)
 HALF_SCALES = Quantized(rounding="stochastic", trainable=True, scales="float16")

@@ -15,7 +15,7 @@ from holdall.optim.table_bytes import TableBytes, count_table_bytes
 from holdall.tables import Clustered, Dense, HotCold, Method, Quantized
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_run
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.tables.cases import CASES
 
 SMALL = TrainConfig.of(dim=8, bottom=(8,), top=(16,), batch_size=256, steps=3)

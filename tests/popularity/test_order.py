@@ -35,7 +35,7 @@ from holdall.popularity.cooccurrence import count_pairs
 from holdall.popularity.order import OrderConfig, community_order, num_hot, order
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.raw_files import criteo_line, read_map, read_split, write_lines
 from tests.edits import edit_json, list_again
 

@@ -18,7 +18,7 @@ from holdall.serving.proof import halves
 from holdall.serving.release import release
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 
 @pytest.fixture(scope="module")

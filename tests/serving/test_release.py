@@ -23,7 +23,7 @@ from holdall.serving.proof import compare
 from holdall.serving.release import release
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.serving.made_up import implicit_files
 
 SMALL = {"dim": 8, "bottom": (8,), "top": (8,), "batch_size": 256, "device": "cpu"}

@@ -31,7 +31,7 @@ from holdall.serving.release import release
 from holdall.serving.release_delta import merge
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 SMALL = {"dim": 8, "bottom": (8,), "top": (8,), "batch_size": 64, "device": "cpu", "save_every": 10}
 

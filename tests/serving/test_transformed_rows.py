@@ -23,7 +23,7 @@ from holdall.serving.server.row_types import RowReader
 from holdall.serving.verify import verify
 from holdall.serving.withdraw import find_withdrawal
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.test_transforms import TOML, raw_table, run
 
 

@@ -16,7 +16,8 @@ from holdall.tables import Dense, HotCold, Method, MixedDimension, Quantized
 from holdall.tables.budget import suggest
 from holdall.training.config import TrainConfig
 from holdall.training.start import refuse_frozen_tables
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.tables.cases import CASES
 
 STOCHASTIC = Quantized(rounding="stochastic", trainable=True)

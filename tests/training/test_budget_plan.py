@@ -21,7 +21,7 @@ from holdall.planning.step_cost import compressed_seconds
 from holdall.tables import Bands, Dense, Shared, method_from_json
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics, read_run
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.planning.made_up_hardware import hardware
 
 MODEL: dict[str, Any] = {"dim": 8, "bottom": (8,), "top": (8,), "batch_size": 256}

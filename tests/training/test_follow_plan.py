@@ -22,7 +22,8 @@ from holdall.tiers.tiered_pack import TieredPack
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate
 from holdall.training.follow_plan import STAGES_FILE
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.planning.made_up_hardware import hardware
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)

@@ -17,7 +17,8 @@ from holdall.tiers.tiered_pack import TieredPack
 from holdall.tiers.working_set import CopySet, WorkingSet
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 CONFIG = TrainConfig.of(
     dim=4,

@@ -19,7 +19,8 @@ from holdall.models import CONFIGURATIONS
 from holdall.models.model import evaluating
 from holdall.training.config import TrainConfig
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.models.made_up import HISTORY_FAMILIES, click_batch, history_batch
 from tests.models.test_configurations import schema_for
 from tests.training.test_train_models import NUM_CATEGORIES, NUM_ITEMS, write_events
@@ -67,8 +68,8 @@ def test_strategies_start_with_the_same_values(rare: Path, tmp_path: Path) -> No
     plain = Trainer(rare, tmp_path / "plain", SMALL, quiet=True)
     split = Trainer(rare, tmp_path / "split", SMALL.replace(strategy="split", hot_bytes="1KB"), quiet=True)
     for trainer in (plain, split):
-        assert trainer.log is not None
-        trainer.log.close()
+        assert trainer.rows.log is not None
+        trainer.rows.log.close()
     assert plain.model.output_layer is not None
     assert split.model.output_layer is not None
     assert torch.equal(plain.model.output_layer.weight, split.model.output_layer.weight)

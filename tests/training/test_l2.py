@@ -10,7 +10,8 @@ import torch
 from holdall.common.errors import ConfigError
 from holdall.models.loss import logloss, squared_length
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 SMALL = TrainConfig.of(dim=4, bottom=(4,), top=(4,), batch_size=64, epochs=2, optimizer="adam", lr=0.02, device="cpu")
 

@@ -10,7 +10,7 @@ import torch
 from holdall import checkpoint
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 
 @pytest.mark.parametrize("settings", [{}, {"strategy": "split", "hot_bytes": "1KB"}, {"table_dtype": "bf16"}])

@@ -17,7 +17,8 @@ from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.strategies.hot_batch_loader import HotBatchLoader
 from holdall.training.strategies.plain import PlainStrategy
 from holdall.training.strategies.registry import ONE_PROCESS, SEVERAL_PROCESSES
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.distributed.harness import run
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, steps=6, lr=0.05, deterministic=True, timeout=20)

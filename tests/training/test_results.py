@@ -15,7 +15,8 @@ from holdall.data.dataset import DataSet
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate
 from holdall.training.tracking import read_metrics, read_run
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)
 OVERFITS = SMALL.replace(epochs=8, lr=0.3)

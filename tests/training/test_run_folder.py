@@ -18,7 +18,8 @@ from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS
 from holdall.training.run_folder import RunFolder, make_run_folder
 from holdall.training.tracking import RunLog, read_metrics, read_run
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.common.killed import killed_at_each_change
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(8,), batch_size=256, steps=2, log_every=1)

@@ -21,7 +21,7 @@ from holdall.training.config import TrainConfig
 from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import evaluate, load_model
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 from tests.data.raw_files import criteo_line, write_lines
 from tests.edits import edit_json, flip_bit, swap
 

@@ -13,7 +13,7 @@ from holdall.kernels import dispatch as paths
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import load_model
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 SMALL = TrainConfig.of(dim=8, bottom=(8,), top=(8,), batch_size=256, log_every=1, steps=6, device="cpu")
 

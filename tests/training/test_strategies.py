@@ -18,7 +18,8 @@ from holdall.popularity.profiling import profile
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import read_metrics
-from holdall.training.trainer import SCRATCH, Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import SCRATCH, Trainer
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True, lr=0.05)
 SPLIT = SMALL.replace(strategy="split", hot_bytes="1KB")

@@ -15,7 +15,7 @@ from holdall.data.schema import Schema
 from holdall.serving.scorer import load
 from holdall.tables import MixedDimension
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 
 def folder(path: Path, **dims: int | None) -> Path:

@@ -20,7 +20,7 @@ from holdall.data.schema import Feature, Schema, Split
 from holdall.evaluation.grouped import grouped_metrics
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import CHECKPOINTS, evaluate, evaluate_ranking, load_model
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 NUM_USERS, NUM_ITEMS, NUM_CATEGORIES = 30, 40, 4
 SMALL = TrainConfig.of(batch_size=64, lr=0.05, deterministic=True, optimizer="adagrad")

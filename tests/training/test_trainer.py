@@ -20,7 +20,8 @@ from holdall.tables.codes import Codebook
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import BEST, CHECKPOINTS, evaluate, load_model
 from holdall.training.tracking import BAD_BATCH_FILE, load_batch, read_metrics, read_run
-from holdall.training.trainer import Trainer, train
+from holdall.training.train import train
+from holdall.training.trainer import Trainer
 from tests.edits import edit_json
 
 SMALL = TrainConfig.of(dim=4, bottom=(8,), top=(16,), batch_size=128, log_every=5, deterministic=True)

@@ -147,7 +147,7 @@ def train(
     from holdall.commands.train_summary import show_training
     from holdall.common.output_folder import refuse_place
     from holdall.integrations.trackers import TRACKERS
-    from holdall.training.trainer import train as run
+    from holdall.training.train import train as run
 
     if config is not None and not resume:
         refuse_place(out, [config])

@@ -25,7 +25,7 @@ from holdall.evaluation.best_possible import best_possible
 from holdall.training.config import TrainConfig
 from holdall.training.evaluate_run import evaluate
 from holdall.training.tracking import RUN
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 LOG, PROBABILITY = "clicks.tsv.gz", "clicks.tsv.gz.probability.npy"
 PARTS = {"data": DATA_SET, "dense": RUN, "compressed": RUN}

@@ -27,7 +27,7 @@ from holdall.serving.release import release
 from holdall.serving.scorer import Scorer, load
 from holdall.training.callbacks import Callback
 from holdall.training.config import TrainConfig
-from holdall.training.trainer import train
+from holdall.training.train import train
 
 MAX_EPOCHS = 10
 """Epochs after which training ends even if the validation split still gets better."""

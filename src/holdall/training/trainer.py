@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,28 @@ import torch
 from holdall import checkpoint
 from holdall.checkpoint.all_ranks import on_all_ranks
 from holdall.common.device import pick_device
-from holdall.common.errors import ConfigError, NonFiniteLossError
+from holdall.common.errors import NonFiniteLossError
 from holdall.common.progress import SampleProgress
-from holdall.common.threads import torch_threads
 from holdall.data.batch import Batch
 from holdall.data.dataset import DataSet
 from holdall.data.schema import Schema
-from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog, process_group
-from holdall.kernels.dispatch import kernel_path, takes_triton
+from holdall.distributed.processes import SINGLE_PROCESS, Processes, RankLog
+from holdall.kernels.dispatch import takes_triton
 from holdall.optim.optimizers import Optimizers
 from holdall.optim.table_bytes import count_table_bytes
 from holdall.planning.plan import Plan
-from holdall.runtime.allocator import keep_freed_memory
-from holdall.training.callbacks import Callback, Callbacks
+from holdall.training.callbacks import Callbacks
 from holdall.training.check_own_model import check_own_model
 from holdall.training.config import TrainConfig
 from holdall.training.data_check import DataCheck
 from holdall.training.evaluate_run import BEST, CHECKPOINTS
 from holdall.training.follow_plan import compare_with_plan, follow
-from holdall.training.interrupt import Interrupt, deferred_interrupts, torchrun_process
+from holdall.training.interrupt import Interrupt
 from holdall.training.pretrained import load_pretrained, pretrained_json
 from holdall.training.resume_check import refuse_other_settings, with_optimizer, with_sample_order
 from holdall.training.run_checkpoints import RunCheckpoints
-from holdall.training.run_folder import RunFolder, make_run_folder
+from holdall.training.run_folder import RunFolder
+from holdall.training.run_rows import RunRows
 from holdall.training.run_times import RunTimes
 from holdall.training.same_data import (
     RUN,
@@ -48,78 +46,16 @@ from holdall.training.same_data import (
     refuse_other_rows,
     run_fingerprint,
 )
-from holdall.training.start import agree_on_run, check_inputs, inputs_of, open_run_log, refuse_frozen_tables
+from holdall.training.start import agree_on_run, open_run_log, refuse_frozen_tables
 from holdall.training.step import TrainStep
 from holdall.training.strategies.base import Segment
 from holdall.training.strategies.registry import find_strategy
-from holdall.training.table_methods import choose_methods, describe_tables, methods_to_json, table_sizes
+from holdall.training.table_methods import Methods, choose_methods, describe_tables, methods_to_json, table_sizes
 from holdall.training.tracking import BAD_BATCH_FILE, RUN_FILE, read_run, save_batch
 from holdall.training.validation import Validation
 
 SCRATCH = "tiers"
 """Folder in a run folder for the rows of tables on disk; deleted when the run ends."""
-ECHO_SECONDS = 5.0
-"""Several processes ignore signals so soon after the first: torchrun passes on the signal they have got already."""
-
-
-def train(
-    data: str | Path,
-    out: str | Path,
-    config: TrainConfig | None = None,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
-    quiet: bool = False,
-    callbacks: Sequence[Callback] = (),
-) -> dict[str, Any]:
-    """Train a model on a prepared data set, in a run folder at `out`; returns results and statistics of the run.
-
-    With `resume`, continue from the newest complete checkpoint of `out`, or start if there is none. Ctrl-C finishes
-    the step, saves a checkpoint and raises KeyboardInterrupt. `callbacks` are told what happens, and may stop the run.
-    Under torchrun every process calls this, and all return the same; if torchrun is killed, they stop as after Ctrl-C.
-    """
-    if not isinstance(config, TrainConfig | None):
-        raise ConfigError(f"config takes a TrainConfig, not {config!r}: write TrainConfig.of(epochs=2), for example")
-    config, out, parent, called = config or TrainConfig(), Path(out), torchrun_process(), Callbacks(callbacks)
-    keep_freed_memory()
-    if config.device.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else torch refuses matrix products on a GPU
-        torch.use_deterministic_algorithms(True)
-    try:
-        # Signals stay deferred until the process group is destroyed: the other processes end as soon as this one leaves
-        # it, and torchrun would then end this one before it has reported its error.
-        with (
-            ExitStack() as signals,
-            process_group(pick_device(config.device.device), config.processes.timeout) as processes,
-        ):
-            several = processes.world_size > 1
-            interrupt = signals.enter_context(deferred_interrupts(ECHO_SECONDS if several else 0.0, parent))
-            with (
-                make_run_folder(
-                    out,
-                    processes,
-                    resume=resume,
-                    overwrite=overwrite,
-                    inputs=inputs_of(Path(data), config),
-                    check_inputs=lambda: check_inputs(Path(data), config),
-                ) as rank_log,
-                kernel_path(config.device.kernels),
-                torch_threads(config.device.threads) as threads,
-            ):
-                trainer = Trainer(
-                    Path(data),
-                    out,
-                    config,
-                    resume=resume,
-                    quiet=quiet,
-                    processes=processes,
-                    rank_log=rank_log,
-                    callbacks=called if processes.rank == 0 else None,
-                )
-                return {**trainer.run(interrupt), "threads": threads}
-    finally:
-        if config.device.deterministic:
-            torch.use_deterministic_algorithms(False)
 
 
 class Trainer:
@@ -144,20 +80,8 @@ class Trainer:
         self.device = pick_device(config.device.device) if processes.world_size == 1 else processes.device
         self.data = DataSet(data, "train", check=False)
         self.schema = self.data.schema
-        if config.device.kernels == "triton":  # raises before anything is written to the run folder
-            takes_triton("training", torch.empty(0, device=self.device), "triton")
-        if config.placement.plan is None:
-            find_strategy(config, processes)  # raises before any process waits for others
-        agree_on_run(config, self.schema, processes)
-        check_own_model(config.model.model_config(), self.schema)
-        self.data_check = DataCheck(self.data, processes)
-        config = with_sample_order(config, self.data, out, self.device, resume=resume, processes=processes)
-        config = with_optimizer(config, out, resume=resume, processes=processes)
         self.plan: Plan | None = None
-        if config.placement.plan is not None:
-            config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
-        methods = choose_methods(config, self.data, out, resume=resume, processes=processes)
-        refuse_frozen_tables(methods)
+        config, methods = self._settle(config, out, resume)
         strategy = find_strategy(config, processes)
         self.out, self.config, self.quiet = out, config, quiet or processes.rank != 0
         keeps_best = config.evaluation.keep_best and not config.placement.kind.merges_tables
@@ -183,31 +107,51 @@ class Trainer:
         self.step = 0
         self.epoch = 0
         self.batch_in_epoch = 0
-        self.loss_sum, self.loss_count = 0.0, 0
-        """Losses since the last row of the log."""
-        self._rows: list[tuple[int, str, dict[str, Any]]] = []
-        """Rows of the log that wait for the check of the data files: step, split and values."""
         self.samples = 0
         """Samples trained on, by all processes."""
         self.times = RunTimes()
-        self._logged_at = self._logged_samples = 0.0
-        """Seconds of training, and samples, at the last row of the log."""
-        self._steady_seconds: float | None = None
-        """Seconds a step between the last two rows of the log: without start-up, evaluations and checkpoints."""
+        self.rows = RunRows(self.data_check, self.callbacks, rank_log)
         self.fingerprint: str | None = None
         """Fingerprint of the run, which its checkpoints have; None for a run of an earlier version."""
-        resumed = self._resume(data, resume)
-        if rank_log is not None:
-            rank_log.write(f"start at step {self.step} as rank {processes.rank} of {processes.world_size}")
-        resumed_at = self.step if resumed else None
+        self._open_log(data, methods, resumed=self._resume(data, resume))
+
+    # --- the start ---------------------------------------------------------------------------------------------------
+
+    def _settle(self, config: TrainConfig, out: Path, resume: bool) -> tuple[TrainConfig, Methods | None]:
+        """Settings with everything chosen that was left open, and the method of each table.
+
+        What can be refused is refused before any process waits for others, or writes to the run folder.
+        """
+        processes = self.processes
+        if config.device.kernels == "triton":
+            takes_triton("training", torch.empty(0, device=self.device), "triton")
+        if config.placement.plan is None:
+            find_strategy(config, processes)
+        agree_on_run(config, self.schema, processes)
+        check_own_model(config.model.model_config(), self.schema)
+        self.data_check = DataCheck(self.data, processes)
+        config = with_sample_order(config, self.data, out, self.device, resume=resume, processes=processes)
+        config = with_optimizer(config, out, resume=resume, processes=processes)
+        if config.placement.plan is not None:
+            config, self.plan = follow(config, self.schema, out, resume=resume, processes=processes)
+        methods = choose_methods(config, self.data, out, resume=resume, processes=processes)
+        refuse_frozen_tables(methods)
+        return config, methods
+
+    def _open_log(self, data: Path, methods: Methods | None, *, resumed: bool) -> None:
+        """Open the log of the run; a new one begins with what settings and data gave."""
+        if self.rank_log is not None:
+            size = self.processes.world_size
+            self.rank_log.write(f"start at step {self.step} as rank {self.processes.rank} of {size}")
         found: dict[str, Any] = {"peak_bytes": self.peak_bytes.to_json(), TABLE_SIZES: self.table_sizes}
-        if config.pretrained and self.checkpoints.full_step is None:
+        if self.config.pretrained and self.checkpoints.full_step is None:
             found["pretrained"] = self._load_pretrained()
         if methods is not None and self.plan is None:
             found[TABLES] = methods_to_json(methods)
-        self.log = open_run_log(out, data, self.schema, config, processes, found, resumed_at)
-        if self.log is not None:
-            self.fingerprint = run_fingerprint(read_run(out))
+        resumed_at = self.step if resumed else None
+        self.rows.log = open_run_log(self.out, data, self.schema, self.config, self.processes, found, resumed_at)
+        if self.rows.log is not None:
+            self.fingerprint = run_fingerprint(read_run(self.out))
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -224,12 +168,13 @@ class Trainer:
 
     def _run(self, interrupt: Interrupt | None) -> dict[str, Any]:
         self._interrupt = self._interrupt if interrupt is None else interrupt
-        self.times, self._logged_at, self._logged_samples = RunTimes(), 0.0, self.samples
+        self.times = RunTimes()
+        self.rows.start(self.times, self.samples)
         first_step, first_sample = self.step, self.samples
         stopped_early = self.validation.should_stop  # a resumed run may have stopped before
         with (
             self.checkpoints.saver,
-            self.log or nullcontext(),
+            self.rows.log or nullcontext(),
             closing(self.strategy),
             self.data_check.explained(),
             SampleProgress(self._expected_samples(), done=self.samples, quiet=self.quiet) as self.progress,
@@ -277,7 +222,7 @@ class Trainer:
             return {}
         folder = self.out if self.processes.rank == 0 else None
         measured = self.strategy.stages.means()
-        return {"stages": compare_with_plan(self.plan, measured, self._steady_seconds or step_seconds, folder)}
+        return {"stages": compare_with_plan(self.plan, measured, self.rows.steady_seconds or step_seconds, folder)}
 
     def _run_segment(self, segment: Segment) -> bool:
         """Train on the batches of a segment; whether to stop early."""
@@ -329,7 +274,7 @@ class Trainer:
         end_of_epoch = self.batch_in_epoch == self.loader.num_batches
         if end_of_epoch:
             self.epoch, self.batch_in_epoch = self.epoch + 1, 0
-        self.loss_sum, self.loss_count = self.loss_sum + (loss or 0.0), self.loss_count + 1
+        self.rows.add_loss(loss or 0.0)
         last = self.step == self.num_steps
         logs = self.step % self.config.log_every == 0 or last
         if logs or self.steps.must_read:
@@ -350,7 +295,7 @@ class Trainer:
         return stop
 
     def _read_losses(self) -> None:
-        self.loss_sum += self.steps.read_losses()
+        self.rows.loss_sum += self.steps.read_losses()
 
     def _evaluate(self, *, may_keep: bool) -> bool:
         """Evaluate on the validation split; whether to stop early. `may_keep`: this may be the best model."""
@@ -358,7 +303,7 @@ class Trainer:
         with self.times.apart("evaluation"), self.progress.paused(), self.strategy.evaluation() as share:
             metrics = self.validation.measure(self.model, share)
         metrics = self.processes.on_rank_zero(lambda: metrics)  # all ranks decide by the same bits
-        self._write("valid", epoch=self.epoch, **metrics)
+        self.rows.write(self.step, "valid", epoch=self.epoch, **metrics)
         replaces_best = self.validation.has_best
         is_best = self.validation.record(metrics, self.step, may_keep=may_keep)
         self.progress.say(f"step {self.step:,}: {self.validation.describe_last()}")
@@ -388,40 +333,9 @@ class Trainer:
 
     def _log_training(self) -> None:
         """Write a row for the steps since the last one."""
-        measures: dict[str, Any] = {**self.strategy.measures()}
-        seconds = max(self.times.training - self._logged_at, 1e-9)
-        self._write(
-            "train",
-            epoch=self.epoch,
-            samples=self.samples,
-            loss=self.loss_sum / self.loss_count,
-            lr=self.optimizers.config.lr * self.steps.schedule.factor(self.step - 1),
-            samples_per_second=(self.samples - self._logged_samples) / seconds,
-            **measures,
-        )
-        self._steady_seconds = seconds / self.loss_count
-        self.loss_sum, self.loss_count = 0.0, 0
-        self._logged_at, self._logged_samples = self.times.training, self.samples
-
-    def _write(self, split: str, **values: Any) -> None:
-        """Write a row to the log of the run, which rank 0 has, and its loss to the log of each rank.
-
-        Rows wait until the data files have been checked.
-        """
-        self._rows.append((self.step, split, values))
-        if self.data_check.passed():
-            self._write_rows()
-
-    def _write_rows(self) -> None:
-        for step, split, values in self._rows:
-            if self.log is not None:
-                self.log.write(step, split, **values)
-            with self.times.apart("callbacks"):
-                self.callbacks.call("on_log" if split == "train" else "on_evaluation", step, {**values}, step=step)
-            if self.rank_log is not None:
-                name = "loss" if split == "train" else "logloss"
-                self.rank_log.write(f"step {step}: {split} {name} {values[name]:.6g}")
-        self._rows.clear()
+        lr = self.optimizers.config.lr * self.steps.schedule.factor(self.step - 1)
+        measures = self.strategy.measures()
+        self.rows.write_training(self.step, epoch=self.epoch, samples=self.samples, lr=lr, **measures)
 
     def _say(self, text: str | None) -> None:
         """Print a message once, and write it to the log of each rank."""
@@ -466,11 +380,11 @@ class Trainer:
         """State for a checkpoint besides its tensors, as JSON. Waits until the data files have been checked."""
         self._read_losses()
         self.data_check.passed(wait=True)
-        self._write_rows()
+        self.rows.write_waiting()
         return {
             "step": self.step,
             "data": self.loader.state(self.epoch, self.batch_in_epoch),
-            "loss": [self.loss_sum, self.loss_count],
+            "loss": [self.rows.loss_sum, self.rows.loss_count],
             "samples": self.samples,
             **({} if self.fingerprint is None else {RUN: self.fingerprint}),
             **self.validation.state(),
@@ -488,7 +402,7 @@ class Trainer:
         position = self.loader.load_state(state["data"])
         self.step = self.optimizers.step_count = state["step"]
         self.epoch, self.batch_in_epoch = position.epoch, position.batch
-        self.loss_sum, self.loss_count = state["loss"]
+        self.rows.loss_sum, self.rows.loss_count = state["loss"]
         self.samples = state.get("samples", position.epoch * self.loader.num_samples + position.sample)
         self.validation.load_state(state)
 
