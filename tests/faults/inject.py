@@ -19,6 +19,7 @@ from holdall.cli import main
 from holdall.common.errors import ProcessError
 from holdall.training import start, trainer
 from holdall.training.config import TrainConfig
+from holdall.training.train import train
 from holdall.training.trainer import Trainer
 
 HANGS = 25.0
@@ -225,7 +226,7 @@ def train_with_another_version(data: str, out: str, settings: dict[str, Any], pa
         found = start.versions
         start.versions = lambda: {**found(), package: "0.0.1"}
     try:
-        trainer.train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True)
+        train(Path(data), Path(out), TrainConfig.of(**settings), quiet=True)
     except ProcessError as error:
         return str(error)
     return "trained"
