@@ -485,6 +485,8 @@ def test_our_warnings_are_sentences_without_code() -> None:
             "there is no option --epoch (did you mean --epochs?): see `holdall train --help`",
         ),
         ("train d --out r --tail tape", "--tail is one of 'host', 'disk', not 'tape'"),
+        ("train d --out r --optimizer adamm", "--optimizer is one of 'adagrad', 'adam', 'adamw', 'rowwise_adagrad', "),
+        ("score b f --out s --rows x", "there is no option --rows"),
         ("train d --out r --lr", "--lr needs a value"),
         ("train", "DATA and --out PATH must be given: see `holdall train --help`"),
         ("inspect", "PATH must be given"),
